@@ -16,11 +16,11 @@
 #include "settings.h"
 #include "thread.h"
 
-#define ZERNEL_REGISTERS 6
+#define ZERNEL_ARGUMENT_REGISTERS 6
 
 /* Loads the arguments in registers one by one: the compiler would turn a choice between them into a
  * variable offset into the context, which the verifier refuses. */
-static __always_inline void zernel_load_registers(struct pt_regs *ctx, __u64 *registers)
+static __always_inline void zernel_read_argument_registers(struct pt_regs *ctx, __u64 *registers)
 {
 	__u64 first = PT_REGS_PARM1(ctx), second = PT_REGS_PARM2(ctx), third = PT_REGS_PARM3(ctx);
 	__u64 fourth = PT_REGS_PARM4(ctx), fifth = PT_REGS_PARM5(ctx), sixth = PT_REGS_PARM6(ctx);
@@ -40,32 +40,32 @@ static __always_inline void zernel_load_registers(struct pt_regs *ctx, __u64 *re
 }
 
 /* The nth argument of a C function, from 1, as the System V ABI passes integers and pointers. */
-static __always_inline __u64 zernel_argument(const __u64 *registers, __u64 stack, __u32 nth)
+static __always_inline __u64 zernel_nth_argument(const __u64 *registers, __u64 stack, __u32 nth)
 {
 	__u64 value = 0;
 
 	barrier_var(nth);
-	if (nth - 1 < ZERNEL_REGISTERS)
+	if (nth - 1 < ZERNEL_ARGUMENT_REGISTERS)
 		return registers[nth - 1];
 	/* The others are on the stack, above the return address. */
 	bpf_probe_read_user(&value, sizeof(value),
-			    (void *)(stack + 8 * (__u64)(nth - ZERNEL_REGISTERS)));
+			    (void *)(stack + 8 * (__u64)(nth - ZERNEL_ARGUMENT_REGISTERS)));
 	return value;
 }
 
 /* The entry of a function without a return probe. Its arguments may decide what it means. */
-struct zernel_entry {
+struct zernel_function_entry {
 	__u64 arguments[3];
 	__u32 event; /* enum zernel_event, or ZERNEL_NONE */
 	__u16 mark; /* enum zernel_mark */
-	__u16 is_other; /* the call gives no event and no step mark */
+	__u16 is_ignored; /* the call gives no event and no step mark */
 };
 
 static __always_inline struct zernel_open_call *zernel_top_call(struct zernel_thread *thread)
 {
 	__u32 depth = thread->depth;
 
-	return depth ? &thread->calls[(depth - 1) % ZERNEL_CALL_DEPTH] : NULL;
+	return depth ? &thread->calls[(depth - 1) % ZERNEL_MAX_OPEN_CALLS] : NULL;
 }
 
 /* Drops the innermost call, whose return was missed. That is a loss unless its probe was detached
@@ -76,8 +76,8 @@ static __always_inline void zernel_drop_call(struct zernel_thread *thread,
 	struct zernel_settings *set = zernel_settings();
 
 	thread->depth--;
-	if (set && call->since_ns > set->detached_ns)
-		ZERNEL_LOST(calls);
+	if (set && call->since_ns > set->last_detach_ns)
+		ZERNEL_COUNT_LOST(calls);
 }
 
 static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_thread *thread,
@@ -86,7 +86,7 @@ static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_t
 	struct zernel_open_call *call;
 	__u32 depth;
 
-	for (int i = 0; i < ZERNEL_CALL_DEPTH; i++) {
+	for (int i = 0; i < ZERNEL_MAX_OPEN_CALLS; i++) {
 		call = zernel_top_call(thread);
 		if (!call || call->stack > stack)
 			break;
@@ -94,14 +94,14 @@ static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_t
 		zernel_drop_call(thread, call);
 	}
 	depth = thread->depth;
-	if (depth >= ZERNEL_CALL_DEPTH) {
-		ZERNEL_LOST(calls);
+	if (depth >= ZERNEL_MAX_OPEN_CALLS) {
+		ZERNEL_COUNT_LOST(calls);
 		return NULL;
 	}
 	thread->depth = depth + 1;
 	/* Old verifiers forget the check when the compiler copies the checked value. */
 	barrier_var(depth);
-	call = &thread->calls[depth % ZERNEL_CALL_DEPTH];
+	call = &thread->calls[depth % ZERNEL_MAX_OPEN_CALLS];
 	call->stack = stack;
 	return call;
 }
@@ -109,7 +109,7 @@ static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_t
 static __always_inline struct zernel_open_call *zernel_pop_call(struct zernel_thread *thread,
 								__u64 stack)
 {
-	for (int i = 0; i < ZERNEL_CALL_DEPTH; i++) {
+	for (int i = 0; i < ZERNEL_MAX_OPEN_CALLS; i++) {
 		struct zernel_open_call *call = zernel_top_call(thread);
 
 		if (!call || call->stack + 8 > stack)

@@ -67,7 +67,7 @@ enum zernel_class_flags {
 	ZERNEL_CLASS_SAMPLED = 1 << 15, /* the sampled rule decided the class: the calls of the thread are not probed */
 };
 
-#define ZERNEL_CLASS_HOLDS (~0ULL) /* class_until_ns: no deadline */
+#define ZERNEL_CLASS_NO_DEADLINE (~0ULL) /* class_until_ns: no deadline */
 #define ZERNEL_CLASS_FIELD_MASK ((1ULL << ZERNEL_CLASS_FIELD_BITS) - 1)
 
 static inline __u8 zernel_role_of(const struct zernel_task_state *task)
@@ -129,7 +129,7 @@ static inline __u64 zernel_class_fields(const struct zernel_task_state *task)
 	/* The sampled rule's GPU compute is a thread that was off its CPU while its GPU worked. */
 	int in_sync = is_sampled ? phase == ZERNEL_GPU_COMPUTE : flags & ZERNEL_IN_SYNC;
 	__u8 reason = zernel_reason_of(role, phase, in_sync);
-	__u64 fields = zernel_class_for(reason, is_sampled || flags & ZERNEL_WAITING);
+	__u64 fields = zernel_class_for(reason, is_sampled || flags & ZERNEL_IS_BLOCKED);
 
 	fields |= reason << ZERNEL_CLASS_REASON_SHIFT | role << ZERNEL_CLASS_ROLE_SHIFT;
 	if (role == ZERNEL_ROLE_NONE)
@@ -138,7 +138,7 @@ static inline __u64 zernel_class_fields(const struct zernel_task_state *task)
 		fields |= ZERNEL_CLASS_IN_SYNC;
 	if (is_sampled)
 		fields |= ZERNEL_CLASS_SAMPLED;
-	if (flags & ZERNEL_WAITING)
+	if (flags & ZERNEL_IS_BLOCKED)
 		fields |= ZERNEL_CLASS_BLOCKED;
 	if (role == ZERNEL_ROLE_TRAINER && phase != ZERNEL_UNKNOWN)
 		fields |= ZERNEL_CLASS_DRIVES_STEPS;
@@ -157,7 +157,7 @@ static inline void zernel_publish_class(struct zernel_task_state *task, __u64 no
 	int is_loader = task->flags & ZERNEL_TASK_IS_LOADER;
 
 	*(volatile __u64 *)&task->class_until_ns =
-		is_loader ? ZERNEL_CLASS_HOLDS : task->tracker.deadline_ns;
+		is_loader ? ZERNEL_CLASS_NO_DEADLINE : task->tracker.deadline_ns;
 	if ((before & all) == fields)
 		return;
 	if (!before || (before ^ fields) & class_and_reason)

@@ -27,7 +27,7 @@ struct {
 
 static __always_inline struct zernel_counter *zernel_counter(__u32 process, __u32 symbol)
 {
-	__u32 index = zernel_index_of(process);
+	__u32 index = zernel_process_index(process);
 	struct zernel_counters *own = bpf_map_lookup_elem(&counters, &index);
 	/* 64 bits wide: old verifiers forget the check when the compiler copies 32 bits. */
 	__u64 row = symbol;

@@ -30,14 +30,14 @@ struct {
 } free_histograms SEC(".maps");
 
 /* The histogram of a family; NULL if there is none and none is free for the tenant. */
-static __always_inline struct zernel_histogram *zernel_histogram(struct zernel_process *process,
+static __always_inline struct zernel_histogram *zernel_get_or_create_histogram(struct zernel_process *process,
 								 __u32 family)
 {
 	static const struct zernel_histogram empty;
 	__u32 *place;
 	__u32 index = 0, winner;
 
-	if (family >= ZERNEL_FAMILIES)
+	if (family >= ZERNEL_DURATION_KINDS)
 		return NULL;
 	place = &process->histograms[family];
 	index = *(volatile __u32 *)place;
@@ -46,7 +46,7 @@ static __always_inline struct zernel_histogram *zernel_histogram(struct zernel_p
 	if (!zernel_may_add_entry(process->tenant, ZERNEL_HISTOGRAM_TABLE))
 		return NULL;
 	if (bpf_map_pop_elem(&free_histograms, &index)) {
-		ZERNEL_LOST(histograms);
+		ZERNEL_COUNT_LOST(histograms);
 		return NULL;
 	}
 	bpf_map_update_elem(&histograms, &index, &empty, BPF_ANY);
@@ -69,7 +69,7 @@ __noinline int zernel_observe_duration(__u32 handle, __u32 family, __u64 ns)
 
 	if (!process)
 		return 0;
-	histogram = zernel_histogram(process, family);
+	histogram = zernel_get_or_create_histogram(process, family);
 	if (histogram)
 		zernel_record_duration(histogram, ns);
 	return 0;

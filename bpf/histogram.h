@@ -56,7 +56,7 @@ static inline __u32 zernel_h2_bucket(__u64 ns)
 }
 
 /* Raises `*most` to at least `value`. Gives up after eight lost races. */
-static inline void zernel_raise(__u64 *most, __u64 value)
+static inline void zernel_atomic_max(__u64 *most, __u64 value)
 {
 	for (int tries = 0; tries < 8; tries++) {
 		__u64 seen = *(volatile __u64 *)most;
@@ -74,8 +74,8 @@ static inline void zernel_record_duration(struct zernel_histogram *histogram, __
 	if (bucket >= ZERNEL_H2_BUCKETS)
 		return;
 	__sync_fetch_and_add(&histogram->sum_ns, ns);
-	zernel_raise(&histogram->max_ns, ns);
-	zernel_raise(&histogram->min_inverted, ~ns);
+	zernel_atomic_max(&histogram->max_ns, ns);
+	zernel_atomic_max(&histogram->min_inverted, ~ns);
 	/* Last, so that a reader that sees the count finds the time in the sum. */
 	__sync_fetch_and_add(&histogram->buckets[bucket], 1);
 }

@@ -14,13 +14,13 @@ enum zernel_limits {
 	ZERNEL_ALLOCATIONS = 1 << 17, /* of GPU memory, of all processes */
 	ZERNEL_MEMORY_ACCOUNTS = 1 << 14,
 	ZERNEL_COMMUNICATORS = 1 << 14,
-	ZERNEL_ARGUMENTS = 4, /* of a call that are kept */
+	ZERNEL_KEPT_ARGUMENTS = 4, /* of a call that are kept */
 	ZERNEL_NONE = 0xff, /* in a row of `symbols`: no family, no event */
 };
 ZERNEL_IN_BTF(enum, zernel_limits);
 
 /* The index of a process in arrays, from its handle; see process.h. */
-static __always_inline __u32 zernel_index_of(__u32 handle)
+static __always_inline __u32 zernel_process_index(__u32 handle)
 {
 	return handle % ZERNEL_PROCESSES;
 }

@@ -34,7 +34,7 @@ static __always_inline void zernel_count_loss(__u64 *cause)
 }
 
 /* Counts a loss; `cause` is a field of struct zernel_losses. */
-#define ZERNEL_LOST(cause)                                                       \
+#define ZERNEL_COUNT_LOST(cause)                                                       \
 	({                                                                       \
 		__u32 zero = 0;                                                  \
 		struct zernel_losses *all = bpf_map_lookup_elem(&losses, &zero); \

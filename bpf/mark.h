@@ -34,7 +34,7 @@ struct zernel_step_mark {
 	__u32 process; /* handle */
 	__u16 launches; /* since the previous mark; 0xffff: at least that many */
 	__u8 mark; /* enum zernel_mark */
-	__u8 missing; /* bits of the classes with marks missing before this one */
+	__u8 missing_classes; /* bits of the classes with marks missing before this one */
 };
 ZERNEL_IN_BTF(struct, zernel_step_mark);
 
@@ -44,7 +44,7 @@ struct zernel_process_marks {
 	__u32 last; /* enum zernel_mark */
 	__u64 since_ns; /* start of the interval for which `count` counts */
 	__u32 count[ZERNEL_MARK_CLASSES];
-	__u32 missing; /* bits of the classes with unreported marks since the last report */
+	__u32 missing_classes; /* bits of the classes with unreported marks since the last report */
 	__u32 reserved;
 	__u64 launched_ns; /* when one of its threads last launched */
 };

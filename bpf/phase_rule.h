@@ -98,16 +98,16 @@ static inline __u8 zernel_debounce(const struct zernel_phase_config *config,
 				   struct zernel_task_state *task, __u8 raw)
 {
 	if (!(task->flags & ZERNEL_TASK_IS_ML)) {
-		task->streak = 0;
+		task->candidate_streak = 0;
 		return raw;
 	}
-	if (task->candidate != raw) {
-		task->candidate = raw;
-		task->streak = 0;
+	if (task->candidate_phase != raw) {
+		task->candidate_phase = raw;
+		task->candidate_streak = 0;
 	}
-	if (task->streak != ~0U)
-		task->streak++;
-	if (task->streak >= config->phase_stability_count)
+	if (task->candidate_streak != ~0U)
+		task->candidate_streak++;
+	if (task->candidate_streak >= config->phase_stability_count)
 		return raw;
 	return zernel_word_phase(task->phase_word);
 }

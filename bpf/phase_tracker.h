@@ -13,7 +13,7 @@
 #include "tracker_event.h"
 #include "waits.h"
 
-static inline void zernel_count(__u32 *fault)
+static inline void zernel_count_fault(__u32 *fault)
 {
 	if (*fault != ~0U)
 		(*fault)++;
@@ -22,37 +22,37 @@ static inline void zernel_count(__u32 *fault)
 /* A wait that no copy follows was not for data. */
 static inline void zernel_end_loading(struct zernel_tracker *tracker)
 {
-	if (tracker->activity == ZERNEL_LOADING)
+	if (tracker->activity == ZERNEL_ACTIVITY_LOADING)
 		tracker->flags &= ~ZERNEL_AWAITS_DATA_AFTER_UPDATE;
 }
 
 /* Turns to computing. The thread may still be between a backward pass and its optimizer step. */
-static inline void zernel_compute(const struct zernel_tracker_config *config,
+static inline void zernel_set_computing(const struct zernel_tracker_config *config,
 				  struct zernel_tracker *tracker)
 {
 	__u16 may_update = tracker->flags & ZERNEL_MAY_UPDATE;
 
-	if (zernel_does_other_work(tracker))
+	if (zernel_works_outside_steps(tracker))
 		return;
 	zernel_end_loading(tracker);
-	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
+	zernel_set_activity(config, tracker, ZERNEL_ACTIVITY_COMPUTING, tracker->now_ns);
 	tracker->flags |= may_update;
 }
 
 /* Ends calls that an event other than their own leave shows to be over. */
-static inline void zernel_end_unseen(struct zernel_tracker *tracker, __u16 calls)
+static inline void zernel_end_calls_without_leave(struct zernel_tracker *tracker, __u16 calls)
 {
 	if (tracker->flags & calls & ZERNEL_IN_SYNC)
-		zernel_count(&tracker->lost_leaves);
+		zernel_count_fault(&tracker->lost_leave_events);
 	if (tracker->flags & calls & ZERNEL_IN_COLLECTIVE)
-		zernel_count(&tracker->lost_leaves);
+		zernel_count_fault(&tracker->lost_leave_events);
 	if (tracker->flags & calls)
 		tracker->flags &= ~ZERNEL_MAY_UPDATE;
 	tracker->flags &= ~calls;
 }
 
 /* Whether a late event is the end of a call that is still open, and not of an earlier one. */
-static inline int zernel_ends_open_call(const struct zernel_tracker *tracker, __u64 at_ns,
+static inline int zernel_closes_open_call(const struct zernel_tracker *tracker, __u64 at_ns,
 					__u8 event)
 {
 	if (event == ZERNEL_GPU_SYNC_LEAVE)
@@ -66,23 +66,23 @@ static inline int zernel_ends_open_call(const struct zernel_tracker *tracker, __
 }
 
 /* Ends a phase after its deadline. */
-static inline void zernel_expire(const struct zernel_tracker_config *config,
+static inline void zernel_end_expired_phase(const struct zernel_tracker_config *config,
 				 struct zernel_task_state *task)
 {
 	struct zernel_tracker *tracker = &task->tracker;
-	__u8 next = zernel_in_call(tracker) ? ZERNEL_IDLE :
-					      zernel_activity_expired(tracker->activity);
+	__u8 next = zernel_in_call(tracker) ? ZERNEL_ACTIVITY_IDLE :
+					      zernel_activity_after_deadline(tracker->activity);
 	__u64 at_ns = tracker->deadline_ns;
 	__u8 phase;
 
-	zernel_count(&tracker->expired);
-	tracker->flags &= ~ZERNEL_WAITING;
+	zernel_count_fault(&tracker->expired_phases);
+	tracker->flags &= ~ZERNEL_IS_BLOCKED;
 	if (zernel_in_call(tracker)) {
-		zernel_count(&tracker->lost_leaves);
+		zernel_count_fault(&tracker->lost_leave_events);
 		tracker->flags &=
 			~(ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE | ZERNEL_COLLECTIVE_QUEUED);
 	}
-	zernel_turn_to(config, tracker, next, at_ns);
+	zernel_set_activity(config, tracker, next, at_ns);
 	phase = zernel_activity_phase(next);
 	tracker->deadline_ns = phase == ZERNEL_UNKNOWN ? ZERNEL_NEVER : tracker->activity_until_ns;
 	if (phase != zernel_word_phase(task->phase_word))
@@ -90,7 +90,7 @@ static inline void zernel_expire(const struct zernel_tracker_config *config,
 }
 
 /* Moves time on. The activity that follows may have a deadline that has passed too. */
-static inline void zernel_advance(const struct zernel_tracker_config *config,
+static inline void zernel_advance_time(const struct zernel_tracker_config *config,
 				  struct zernel_task_state *task, __u64 at_ns)
 {
 	struct zernel_tracker *tracker = &task->tracker;
@@ -99,16 +99,16 @@ static inline void zernel_advance(const struct zernel_tracker_config *config,
 		tracker->now_ns = at_ns;
 	if (tracker->now_ns < tracker->deadline_ns)
 		return;
-	zernel_expire(config, task);
+	zernel_end_expired_phase(config, task);
 	if (tracker->now_ns >= tracker->deadline_ns)
-		zernel_expire(config, task);
+		zernel_end_expired_phase(config, task);
 }
 
 /* Whether the thread may have prepared a batch since its optimizer step, which it has not copied yet. */
 static inline int zernel_may_hold_batch(const struct zernel_tracker_config *config,
 					const struct zernel_tracker *tracker)
 {
-	return tracker->activity == ZERNEL_AFTER_UPDATE && zernel_may_have_loaded(config, tracker);
+	return tracker->activity == ZERNEL_ACTIVITY_AFTER_UPDATE && zernel_may_have_loaded(config, tracker);
 }
 
 /* Whether the sync began right after the optimizer step. The thread may have launched in between, to bound
@@ -116,7 +116,7 @@ static inline int zernel_may_hold_batch(const struct zernel_tracker_config *conf
 static inline int zernel_sync_follows_update(const struct zernel_tracker_config *config,
 					     const struct zernel_tracker *tracker)
 {
-	return tracker->flags & ZERNEL_IN_SYNC && tracker->activity == ZERNEL_COMPUTING &&
+	return tracker->flags & ZERNEL_IN_SYNC && tracker->activity == ZERNEL_ACTIVITY_COMPUTING &&
 	       tracker->update_end_ns &&
 	       tracker->sync_since_ns - tracker->update_end_ns < config->short_wait_max_ns;
 }
@@ -124,16 +124,16 @@ static inline int zernel_sync_follows_update(const struct zernel_tracker_config 
 static inline void zernel_enter_sync(const struct zernel_tracker_config *config,
 				     struct zernel_tracker *tracker)
 {
-	zernel_end_unseen(tracker, ZERNEL_IN_SYNC);
+	zernel_end_calls_without_leave(tracker, ZERNEL_IN_SYNC);
 	tracker->sync_since_ns = tracker->now_ns;
 	if (!(tracker->flags & ZERNEL_IN_COLLECTIVE))
-		tracker->call_shown_ns = tracker->now_ns;
+		tracker->last_call_evidence_ns = tracker->now_ns;
 	tracker->copies_to_host = 0;
 	tracker->flags |= ZERNEL_IN_SYNC | ZERNEL_TRAINING_THREAD | ZERNEL_USES_GPU;
 	/* A sync right after the optimizer step reads the loss. Before a later one the thread may have
 	 * launched, whether that was observed or not. */
 	if (zernel_may_hold_batch(config, tracker))
-		zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
+		zernel_set_activity(config, tracker, ZERNEL_ACTIVITY_COMPUTING, tracker->now_ns);
 	tracker->flags &= ~ZERNEL_UNDECIDED;
 }
 
@@ -143,20 +143,20 @@ static inline void zernel_leave_sync(const struct zernel_tracker_config *config,
 	int follows_update = zernel_sync_follows_update(config, tracker);
 
 	if (!(tracker->flags & ZERNEL_IN_SYNC))
-		zernel_count(&tracker->lost_enters);
+		zernel_count_fault(&tracker->lost_enter_events);
 	tracker->flags &= ~ZERNEL_IN_SYNC;
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE)
 		return;
 	tracker->flags &= ~(ZERNEL_COLLECTIVE_QUEUED | ZERNEL_LAUNCHED_SINCE_SYNC);
-	if (zernel_is_updating(tracker)) {
-		zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
+	if (zernel_is_in_announced_update(tracker)) {
+		zernel_set_activity(config, tracker, ZERNEL_ACTIVITY_UPDATING, tracker->now_ns);
 		return;
 	}
-	if (tracker->activity == ZERNEL_AFTER_UPDATE || follows_update) {
-		zernel_await_batch(config, tracker);
+	if (tracker->activity == ZERNEL_ACTIVITY_AFTER_UPDATE || follows_update) {
+		zernel_begin_undecided_time(config, tracker);
 		return;
 	}
-	zernel_compute(config, tracker);
+	zernel_set_computing(config, tracker);
 	/* Time blocked on the GPU is no optimizer step. */
 	if (tracker->flags & ZERNEL_MAY_UPDATE)
 		tracker->undecided_since_ns = tracker->now_ns;
@@ -167,9 +167,9 @@ static inline void zernel_enter_copy_to_host(struct zernel_tracker *tracker)
 {
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE)
 		return;
-	zernel_end_unseen(tracker, ZERNEL_IN_SYNC);
+	zernel_end_calls_without_leave(tracker, ZERNEL_IN_SYNC);
 	tracker->sync_since_ns = tracker->now_ns;
-	tracker->call_shown_ns = tracker->now_ns;
+	tracker->last_call_evidence_ns = tracker->now_ns;
 	tracker->copies_to_host = 1;
 	tracker->flags |= ZERNEL_IN_SYNC;
 }
@@ -199,9 +199,9 @@ static inline void zernel_leave_copy_to_host(const struct zernel_tracker_config 
 
 static inline void zernel_enter_collective(struct zernel_tracker *tracker)
 {
-	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+	zernel_end_calls_without_leave(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
 	tracker->collective_since_ns = tracker->now_ns;
-	tracker->call_shown_ns = tracker->now_ns;
+	tracker->last_call_evidence_ns = tracker->now_ns;
 	tracker->flags |= ZERNEL_IN_COLLECTIVE;
 	tracker->flags &= ~(ZERNEL_COLLECTIVE_LAUNCHED | ZERNEL_UNDECIDED | ZERNEL_MAY_UPDATE);
 }
@@ -209,8 +209,8 @@ static inline void zernel_enter_collective(struct zernel_tracker *tracker)
 static inline void zernel_leave_collective(struct zernel_tracker *tracker)
 {
 	if (!(tracker->flags & ZERNEL_IN_COLLECTIVE))
-		zernel_count(&tracker->lost_enters);
-	zernel_end_unseen(tracker, ZERNEL_IN_SYNC);
+		zernel_count_fault(&tracker->lost_enter_events);
+	zernel_end_calls_without_leave(tracker, ZERNEL_IN_SYNC);
 	tracker->flags &= ~(ZERNEL_IN_COLLECTIVE | ZERNEL_COLLECTIVE_QUEUED);
 	if (!(tracker->flags & ZERNEL_LAUNCHED_SINCE_SYNC))
 		tracker->flags |= ZERNEL_COLLECTIVE_QUEUED;
@@ -226,15 +226,15 @@ static inline void zernel_launch(const struct zernel_tracker_config *config,
 		tracker->flags |= ZERNEL_COLLECTIVE_LAUNCHED;
 		return;
 	}
-	zernel_end_unseen(tracker, ZERNEL_IN_SYNC);
+	zernel_end_calls_without_leave(tracker, ZERNEL_IN_SYNC);
 	tracker->flags &= ~(ZERNEL_COLLECTIVE_QUEUED | ZERNEL_UNDECIDED);
 	tracker->flags |= ZERNEL_LAUNCHED_SINCE_SYNC;
 	is_of_optimizer =
-		tracker->activity == ZERNEL_UPDATING &&
+		tracker->activity == ZERNEL_ACTIVITY_UPDATING &&
 		(tracker->flags & ZERNEL_ANNOUNCES_UPDATES ||
 		 tracker->now_ns - tracker->last_marker_ns < config->optimizer_launch_max_ns);
 	if (!is_of_optimizer)
-		zernel_compute(config, tracker);
+		zernel_set_computing(config, tracker);
 }
 
 static inline void zernel_copy(const struct zernel_tracker_config *config,
@@ -246,27 +246,27 @@ static inline void zernel_copy(const struct zernel_tracker_config *config,
 	tracker->flags |= ZERNEL_USES_GPU;
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE && !(tracker->flags & ZERNEL_COLLECTIVE_LAUNCHED))
 		return;
-	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+	zernel_end_calls_without_leave(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
 	tracker->flags |= ZERNEL_TRAINING_THREAD;
 	/* An optimizer may copy too. The next batch is announced. */
-	if (tracker->activity == ZERNEL_UPDATING && (tracker->flags & announces) == announces)
+	if (tracker->activity == ZERNEL_ACTIVITY_UPDATING && (tracker->flags & announces) == announces)
 		return;
-	if (zernel_is_updating(tracker))
+	if (zernel_is_in_announced_update(tracker))
 		return;
-	if (zernel_does_other_work(tracker))
+	if (zernel_works_outside_steps(tracker))
 		return;
 	if (zernel_may_have_loaded(config, tracker)) {
 		if (tracker->flags & ZERNEL_ANNOUNCES_UPDATES)
 			tracker->flags |= ZERNEL_AWAITS_DATA_AFTER_UPDATE;
-		zernel_credit_loading(task);
+		zernel_attribute_time_to_loading(task);
 	}
 	/* The next sync may wait for this copy. */
 	tracker->update_end_ns = 0;
-	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
+	zernel_set_activity(config, tracker, ZERNEL_ACTIVITY_COMPUTING, tracker->now_ns);
 }
 
 /* What the thread did since its backward pass was the optimizer's: clipping gradients, say. */
-static inline void zernel_credit_update(struct zernel_task_state *task)
+static inline void zernel_attribute_time_to_update(struct zernel_task_state *task)
 {
 	struct zernel_tracker *tracker = &task->tracker;
 
@@ -280,34 +280,34 @@ static inline void zernel_announce(const struct zernel_tracker_config *config,
 {
 	struct zernel_tracker *tracker = &task->tracker;
 
-	if (activity == ZERNEL_UPDATING)
-		zernel_credit_update(task);
-	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+	if (activity == ZERNEL_ACTIVITY_UPDATING)
+		zernel_attribute_time_to_update(task);
+	zernel_end_calls_without_leave(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
 	zernel_end_loading(tracker);
 	tracker->flags |= flags;
-	zernel_turn_to(config, tracker, activity, tracker->now_ns);
+	zernel_set_activity(config, tracker, activity, tracker->now_ns);
 }
 
 /* The thread passes a function that only an optimizer calls, as after a closure's backward pass. */
-static inline void zernel_pass_marker(const struct zernel_tracker_config *config,
+static inline void zernel_handle_optimizer_marker(const struct zernel_tracker_config *config,
 				      struct zernel_task_state *task)
 {
 	struct zernel_tracker *tracker = &task->tracker;
-	int follows_backward = tracker->activity == ZERNEL_BACKWARD ||
+	int follows_backward = tracker->activity == ZERNEL_ACTIVITY_BACKWARD ||
 			       tracker->flags & ZERNEL_MAY_UPDATE;
 
 	tracker->last_marker_ns = tracker->now_ns;
 	if (!(tracker->flags & ZERNEL_ANNOUNCES_UPDATES) || follows_backward) {
-		zernel_announce(config, task, ZERNEL_UPDATING, ZERNEL_TRAINING_THREAD);
+		zernel_announce(config, task, ZERNEL_ACTIVITY_UPDATING, ZERNEL_TRAINING_THREAD);
 		return;
 	}
-	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+	zernel_end_calls_without_leave(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
 	tracker->flags |= ZERNEL_TRAINING_THREAD;
 }
 
 /* The forward pass of a closure is over. It began after the last marker of the optimizer step, or with the
  * step itself. */
-static inline void zernel_credit_forward(struct zernel_task_state *task)
+static inline void zernel_attribute_time_to_forward(struct zernel_task_state *task)
 {
 	struct zernel_tracker *tracker = &task->tracker;
 	__u64 start_ns = zernel_word_start_ns(task->phase_word);
@@ -333,12 +333,12 @@ static inline void zernel_begin_backward(const struct zernel_tracker_config *con
 	struct zernel_tracker *tracker = &task->tracker;
 	__u16 trains = tracker->flags & ZERNEL_USES_GPU ? 0 : ZERNEL_TRAINING_THREAD;
 
-	if (zernel_does_other_work(tracker))
+	if (zernel_works_outside_steps(tracker))
 		return;
-	zernel_credit_forward(task);
+	zernel_attribute_time_to_forward(task);
 	/* Another thread launches, but this one syncs. */
 	tracker->flags &= ~ZERNEL_COLLECTIVE_QUEUED;
-	zernel_announce(config, task, ZERNEL_BACKWARD, ZERNEL_LAUNCHED_SINCE_SYNC | trains);
+	zernel_announce(config, task, ZERNEL_ACTIVITY_BACKWARD, ZERNEL_LAUNCHED_SINCE_SYNC | trains);
 }
 
 /* The thread updates the model. */
@@ -351,7 +351,7 @@ static inline void zernel_begin_update(const struct zernel_tracker_config *confi
 	if (tracker->sees_update_ends)
 		tracker->flags |= ZERNEL_IN_UPDATE;
 	tracker->last_marker_ns = tracker->now_ns;
-	zernel_announce(config, task, ZERNEL_UPDATING,
+	zernel_announce(config, task, ZERNEL_ACTIVITY_UPDATING,
 			ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_UPDATES);
 }
 
@@ -364,7 +364,7 @@ static inline void zernel_zero_gradients(const struct zernel_tracker_config *con
 {
 	struct zernel_tracker *tracker = &task->tracker;
 	int in_update = tracker->flags & ZERNEL_IN_UPDATE;
-	int updates = tracker->activity == ZERNEL_UPDATING && !in_update;
+	int updates = tracker->activity == ZERNEL_ACTIVITY_UPDATING && !in_update;
 
 	if (zernel_may_hold_batch(config, tracker))
 		return;
@@ -373,8 +373,8 @@ static inline void zernel_zero_gradients(const struct zernel_tracker_config *con
 		return;
 	}
 	if (in_update && zernel_lacks_backward(task))
-		zernel_credit_forward(task);
-	zernel_announce(config, task, updates ? ZERNEL_UPDATING : ZERNEL_COMPUTING,
+		zernel_attribute_time_to_forward(task);
+	zernel_announce(config, task, updates ? ZERNEL_ACTIVITY_UPDATING : ZERNEL_ACTIVITY_COMPUTING,
 			ZERNEL_TRAINING_THREAD);
 }
 
@@ -389,9 +389,9 @@ static inline void zernel_leave_update(const struct zernel_tracker_config *confi
 	if (zernel_may_hold_batch(config, tracker))
 		return;
 	/* What follows the backward pass of a closure was the optimizer's. */
-	zernel_credit_update(task);
-	zernel_announce(config, task, ZERNEL_AFTER_UPDATE, ZERNEL_TRAINING_THREAD);
-	zernel_await_batch(config, tracker);
+	zernel_attribute_time_to_update(task);
+	zernel_announce(config, task, ZERNEL_ACTIVITY_AFTER_UPDATE, ZERNEL_TRAINING_THREAD);
+	zernel_begin_undecided_time(config, tracker);
 	tracker->update_end_ns = tracker->now_ns;
 }
 
@@ -402,16 +402,16 @@ static inline void zernel_fork(const struct zernel_tracker_config *config,
 {
 	struct zernel_tracker *tracker = &task->tracker;
 	__u64 start_ns = zernel_word_start_ns(task->phase_word);
-	int awaits_batch = tracker->activity == ZERNEL_AFTER_UPDATE;
+	int awaits_batch = tracker->activity == ZERNEL_ACTIVITY_AFTER_UPDATE;
 
 	if (zernel_in_call(tracker) || (tracker->flags & ZERNEL_UNDECIDED && !awaits_batch))
 		return;
 	if (awaits_batch)
-		zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
+		zernel_set_activity(config, tracker, ZERNEL_ACTIVITY_COMPUTING, tracker->now_ns);
 	tracker->flags &= ~ZERNEL_MAY_UPDATE;
 	tracker->flags |= ZERNEL_UNDECIDED;
 	tracker->undecided_since_ns =
-		tracker->active_since_ns > start_ns ? tracker->active_since_ns : start_ns;
+		tracker->last_own_event_ns > start_ns ? tracker->last_own_event_ns : start_ns;
 }
 
 /* The thread has compiled. It may have waited in between, and goes on with what it compiled for. A
@@ -421,9 +421,9 @@ static inline void zernel_end_compile(const struct zernel_tracker_config *config
 {
 	const __u16 computes = ZERNEL_TRAINING_THREAD | ZERNEL_USES_GPU;
 
-	if (tracker->activity == ZERNEL_COMPILING || tracker->activity == ZERNEL_IDLE)
-		zernel_turn_to(config, tracker,
-			       tracker->flags & computes ? ZERNEL_COMPUTING : ZERNEL_IDLE,
+	if (tracker->activity == ZERNEL_ACTIVITY_COMPILING || tracker->activity == ZERNEL_ACTIVITY_IDLE)
+		zernel_set_activity(config, tracker,
+			       tracker->flags & computes ? ZERNEL_ACTIVITY_COMPUTING : ZERNEL_ACTIVITY_IDLE,
 			       tracker->now_ns);
 }
 
@@ -432,7 +432,7 @@ static inline void zernel_stop_observing(const struct zernel_tracker_config *con
 {
 	tracker->flags &= ~(ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE | ZERNEL_COLLECTIVE_QUEUED |
 			    ZERNEL_LAUNCHED_SINCE_SYNC);
-	zernel_turn_to(config, tracker, ZERNEL_IDLE, tracker->now_ns);
+	zernel_set_activity(config, tracker, ZERNEL_ACTIVITY_IDLE, tracker->now_ns);
 }
 
 /* Applies an event by which the thread announces what it does next, or a block. */
@@ -443,14 +443,14 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 	case ZERNEL_DATA_BEGIN:
 		task->tracker.flags &= ~ZERNEL_IN_UPDATE;
 		/* Its first batch comes now, and was not prepared after the optimizer step. */
-		if (task->tracker.activity == ZERNEL_AFTER_UPDATE)
+		if (task->tracker.activity == ZERNEL_ACTIVITY_AFTER_UPDATE)
 			task->tracker.flags &= ~ZERNEL_UNDECIDED;
-		zernel_credit_loading(task);
-		zernel_announce(config, task, ZERNEL_LOADING,
+		zernel_attribute_time_to_loading(task);
+		zernel_announce(config, task, ZERNEL_ACTIVITY_LOADING,
 				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_DATA);
 		break;
 	case ZERNEL_FORWARD_BEGIN:
-		zernel_announce(config, task, ZERNEL_COMPUTING, ZERNEL_TRAINING_THREAD);
+		zernel_announce(config, task, ZERNEL_ACTIVITY_COMPUTING, ZERNEL_TRAINING_THREAD);
 		break;
 	case ZERNEL_BACKWARD_BEGIN:
 		zernel_begin_backward(config, task);
@@ -465,20 +465,20 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 		zernel_leave_update(config, task);
 		break;
 	case ZERNEL_OTHER_WORK_BEGIN:
-		zernel_announce(config, task, ZERNEL_OTHER_WORK, 0);
+		zernel_announce(config, task, ZERNEL_ACTIVITY_OTHER_WORK, 0);
 		break;
 	case ZERNEL_COMPILE_BEGIN:
-		zernel_announce(config, task, ZERNEL_COMPILING, 0);
+		zernel_announce(config, task, ZERNEL_ACTIVITY_COMPILING, 0);
 		break;
 	case ZERNEL_COMPILE_END:
 		zernel_end_compile(config, &task->tracker);
 		break;
 	default:
-		zernel_block(config, task, event);
+		zernel_begin_wait(config, task, event);
 	}
 }
 
-static inline void zernel_apply(const struct zernel_tracker_config *config,
+static inline void zernel_apply_event(const struct zernel_tracker_config *config,
 				struct zernel_task_state *task, __u8 event)
 {
 	struct zernel_tracker *tracker = &task->tracker;
@@ -509,7 +509,7 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 		zernel_copy(config, task);
 		break;
 	case ZERNEL_OPTIMIZER_MARKER:
-		zernel_pass_marker(config, task);
+		zernel_handle_optimizer_marker(config, task);
 		break;
 	case ZERNEL_FORK:
 		zernel_fork(config, task);
@@ -530,25 +530,25 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 }
 
 /* Changes the phase if the last event does. */
-static inline void zernel_settle(const struct zernel_tracker_config *config,
+static inline void zernel_update_phase(const struct zernel_tracker_config *config,
 				 struct zernel_task_state *task)
 {
 	struct zernel_tracker *tracker = &task->tracker;
-	int waiting = tracker->flags & ZERNEL_WAITING;
+	int waiting = tracker->flags & ZERNEL_IS_BLOCKED;
 	__u8 phase;
 
 	if (!zernel_in_call(tracker) && !waiting && tracker->activity_until_ns <= tracker->now_ns)
-		zernel_turn_to(config, tracker, zernel_activity_expired(tracker->activity),
+		zernel_set_activity(config, tracker, zernel_activity_after_deadline(tracker->activity),
 			       tracker->now_ns);
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE) {
 		phase = ZERNEL_NCCL_COLLECTIVE;
 		tracker->deadline_ns =
-			zernel_add_saturating(tracker->call_shown_ns, config->collective_max_ns);
+			zernel_add_saturating(tracker->last_call_evidence_ns, config->collective_max_ns);
 	} else if (tracker->flags & ZERNEL_IN_SYNC) {
 		phase = zernel_in_copy_to_host(tracker) ? zernel_word_phase(task->phase_word) :
 							  zernel_sync_phase(tracker);
 		tracker->deadline_ns =
-			zernel_add_saturating(tracker->call_shown_ns, config->sync_max_ns);
+			zernel_add_saturating(tracker->last_call_evidence_ns, config->sync_max_ns);
 	} else {
 		phase = zernel_activity_phase(tracker->activity);
 		tracker->deadline_ns = tracker->activity_until_ns;
@@ -562,37 +562,37 @@ static inline void zernel_settle(const struct zernel_tracker_config *config,
 }
 
 /* Starts to track a thread at `now_ns`. */
-static inline void zernel_track_begin(struct zernel_task_state *task, __u64 now_ns)
+static inline void zernel_begin_tracking(struct zernel_task_state *task, __u64 now_ns)
 {
 	struct zernel_tracker *tracker = &task->tracker;
 
 	tracker->now_ns = now_ns;
 	tracker->deadline_ns = ZERNEL_NEVER;
 	tracker->activity_until_ns = ZERNEL_NEVER;
-	tracker->active_since_ns = now_ns;
+	tracker->last_own_event_ns = now_ns;
 	zernel_transition(task, ZERNEL_UNKNOWN, now_ns);
 }
 
 /* Takes in what the thread did at `at_ns`. */
-static inline void zernel_track(const struct zernel_tracker_config *config,
+static inline void zernel_track_event(const struct zernel_tracker_config *config,
 				struct zernel_task_state *task, __u64 at_ns, __u8 event)
 {
 	if (at_ns < task->tracker.now_ns) {
-		zernel_count(&task->tracker.late);
-		if (!zernel_ends_open_call(&task->tracker, at_ns, event))
+		zernel_count_fault(&task->tracker.late_events);
+		if (!zernel_closes_open_call(&task->tracker, at_ns, event))
 			return;
 	}
-	zernel_advance(config, task, at_ns);
-	if (zernel_credit_wait(config, task, event)) {
-		zernel_settle(config, task);
+	zernel_advance_time(config, task, at_ns);
+	if (zernel_attribute_wait(config, task, event)) {
+		zernel_update_phase(config, task);
 		return;
 	}
 	zernel_end_wait(config, &task->tracker, event);
-	zernel_end_queue(&task->tracker);
-	zernel_apply(config, task, event);
-	zernel_settle(config, task);
+	zernel_end_run_delay(&task->tracker);
+	zernel_apply_event(config, task, event);
+	zernel_update_phase(config, task);
 	if (event != ZERNEL_PREEMPT && event != ZERNEL_RESUME)
-		task->tracker.active_since_ns = task->tracker.now_ns;
+		task->tracker.last_own_event_ns = task->tracker.now_ns;
 }
 
 #endif

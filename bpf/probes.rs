@@ -25,7 +25,7 @@ macro_rules! for_each_probe {
             }
             // Probes that keep state in `struct zernel_process`: `struct <name>_process` of their state.bpf.h. The type is its
             // mirror in state.rs, and also the state of the probe in userspace.
-            process { sched: Scheduling, dataload: DataloadCauses, dist_sync: PeerWaits, torch: Compilations }
+            process { sched: SchedulingTimes, dataload: DataWaitCauses, dist_sync: PeerWaits, torch: CompileTimes }
             // Probes that keep state in `struct zernel_thread`: `struct <name>_thread` of their state.bpf.h.
             thread { sched, dataload, dist_sync, cuda_trace, cuda_context, torch }
             // Probes whose userspace part keeps state per process and describes it in a snapshot: the type of the state, and
@@ -34,12 +34,12 @@ macro_rules! for_each_probe {
                 cuda_trace: CudaCalls => CudaSnapshot,
                 gpu_mem: GpuMemory => MemorySnapshot,
                 nccl: Communicators => NcclSnapshot,
-                torch: Compilations => TorchSnapshot,
-                dataload: DataloadCauses => DataloadSnapshot,
-                dist_sync: PeerWaits => PeerSnapshot,
-                sched: Scheduling => SchedSnapshot,
+                torch: CompileTimes => TorchSnapshot,
+                dataload: DataWaitCauses => DataloadSnapshot,
+                dist_sync: PeerWaits => PeerWaitSnapshot,
+                sched: SchedulingTimes => SchedSnapshot,
             }
-            // Probes with BPF maps of their own that userspace reads: `read_maps` and `forget`.
+            // Probes with BPF maps of their own that userspace reads: `read_maps` and `delete_entries`.
             maps { gpu_mem, nccl }
             // Probes with metric families of their own, in the order of the text: the rows `COUNTERS` of their state, then the
             // families of their metrics.rs.

@@ -16,7 +16,7 @@
 #include <bpf/bpf_core_read.h>
 #include "btf.h"
 #include "counter.h"
-#include "family.h"
+#include "duration_kind.h"
 #include "limits.h"
 #include "losses.h"
 #include "mark.h"
@@ -26,10 +26,10 @@
 #include "tenants.h"
 
 enum zernel_process_flags {
-	ZERNEL_SAW_INIT = 1 << 0, /* its first call of the driver was seen */
+	ZERNEL_SAW_DRIVER_INIT = 1 << 0, /* its first call of the driver was seen */
 	ZERNEL_IS_LOADER = 1 << 1, /* it was forked to load data */
 	ZERNEL_USED_DRIVER = 1 << 2, /* it made a call that needs the driver initialised */
-	ZERNEL_SEVERAL_DEVICES = 1 << 3, /* it has opened more than one device */
+	ZERNEL_OPENED_SEVERAL_DEVICES = 1 << 3, /* it has opened more than one device */
 	ZERNEL_ANNOUNCES_STEPS = 1 << 4, /* it announces its optimizer steps */
 	ZERNEL_RUNS_MODELS = 1 << 5, /* PyTorch ran a layer of a model in it, or compiled a model */
 };
@@ -39,9 +39,9 @@ ZERNEL_IN_BTF(enum, zernel_process_flags);
 
 struct zernel_process {
 	__u64 start_ns; /* when it started, since boot: identifies it together with the pid */
-	__u64 first_ns; /* its first event */
+	__u64 first_event_ns; /* its first event */
 	__u64 ended_ns; /* 0: it is alive */
-	__u64 busiest_hits; /* probe hits per second of its busiest thread; userspace resets it */
+	__u64 busiest_hits_per_second; /* probe hits per second of its busiest thread; userspace resets it */
 	__u64 hits; /* probe hits */
 	__u32 pid;
 	__u32 flags; /* enum zernel_process_flags */
@@ -51,15 +51,15 @@ struct zernel_process {
 	__u32 parent; /* pid of its parent; this and the next two are those at its first event */
 	__u32 uid; /* effective user */
 	__u32 tenant; /* index of the tenant that its entries count for */
-	__u32 announcer; /* the thread that announces its steps, or 0 */
+	__u32 step_announcer_tid; /* the thread that announces its steps, or 0 */
 	__u32 reserved;
-	__u64 is_rested; /* not 0: its calls are not counted; userspace sets it */
+	__u64 is_uncounted; /* not 0: its calls are not counted; userspace sets it */
 	__u64 is_sampled; /* not 0: its phases are those of the sampled rule; userspace sets it */
 	__u64 misses_window; /* not 0: its sampled functions have no probes in the open sampling
 			      * window; userspace sets it */
 	__u64 gpu; /* number of its GPU plus 1, utilization in the upper half; userspace sets it */
 	char comm[ZERNEL_COMM_BYTES]; /* name of its main thread */
-	__u32 histograms[ZERNEL_FAMILIES]; /* indices; 0: none yet */
+	__u32 histograms[ZERNEL_DURATION_KINDS]; /* indices; 0: none yet */
 	__u64 loaders; /* how many processes load data for it */
 	__u64 phase_ns[ZERNEL_PHASES]; /* of its training threads that have exited */
 	__u64 exit_code; /* as its parent gets it, once it has ended */
@@ -99,7 +99,7 @@ struct {
 /* The process with a handle; NULL if it has exited and its index was freed. */
 static __always_inline struct zernel_process *zernel_process(__u32 handle)
 {
-	__u32 index = zernel_index_of(handle);
+	__u32 index = zernel_process_index(handle);
 	struct zernel_process *process;
 
 	if (!handle)
@@ -110,7 +110,7 @@ static __always_inline struct zernel_process *zernel_process(__u32 handle)
 
 /* Whether a process may get another entry of a table. Global, like the next one: inlined, it would
  * take stack of its callers. */
-__noinline int zernel_may_add_entry_of(__u32 handle, __u32 table)
+__noinline int zernel_process_may_add_entry(__u32 handle, __u32 table)
 {
 	struct zernel_process *process = zernel_process(handle);
 
@@ -118,7 +118,7 @@ __noinline int zernel_may_add_entry_of(__u32 handle, __u32 table)
 }
 
 /* Counts entries of a process that were added, or deleted with a negative change. */
-__noinline int zernel_add_to_entry_count(__u32 handle, __u32 table, __s64 change)
+__noinline int zernel_count_process_entries(__u32 handle, __u32 table, __s64 change)
 {
 	struct zernel_process *process = zernel_process(handle);
 
@@ -129,7 +129,7 @@ __noinline int zernel_add_to_entry_count(__u32 handle, __u32 table, __s64 change
 
 /* Clears a record before its first use: a thread of the process before may have written to it after
  * userspace read it for the last time. */
-static __always_inline struct zernel_process *zernel_clear_record(__u32 index)
+static __always_inline struct zernel_process *zernel_clear_process_record(__u32 index)
 {
 	static const struct zernel_process no_process;
 	static const struct zernel_counters no_counters;
@@ -141,7 +141,7 @@ static __always_inline struct zernel_process *zernel_clear_record(__u32 index)
 
 /* Gives a process a handle; 0 if none is free for its tenant. Its first event is at `first_ns`. Global, so that the
  * verifier checks it once. */
-__noinline __u32 zernel_admit(__u64 start_ns, __u64 first_ns, __u32 pid, __u32 uid, __u32 tenant)
+__noinline __u32 zernel_allocate_process_handle(__u64 start_ns, __u64 first_ns, __u32 pid, __u32 uid, __u32 tenant)
 {
 	struct zernel_process_key key = { .start_ns = start_ns, .pid = pid };
 	__u32 handle = 0;
@@ -150,14 +150,14 @@ __noinline __u32 zernel_admit(__u64 start_ns, __u64 first_ns, __u32 pid, __u32 u
 	if (!zernel_may_add_entry(tenant, ZERNEL_PROCESS_TABLE))
 		return 0;
 	if (bpf_map_pop_elem(&free_processes, &handle)) {
-		ZERNEL_LOST(processes);
+		ZERNEL_COUNT_LOST(processes);
 		return 0;
 	}
-	process = zernel_clear_record(zernel_index_of(handle));
+	process = zernel_clear_process_record(zernel_process_index(handle));
 	if (!process)
 		return 0;
 	process->start_ns = start_ns;
-	process->first_ns = first_ns;
+	process->first_event_ns = first_ns;
 	process->device = ZERNEL_NO_GPU;
 	process->uid = uid;
 	process->tenant = tenant;
@@ -173,7 +173,7 @@ __noinline __u32 zernel_admit(__u64 start_ns, __u64 first_ns, __u32 pid, __u32 u
 	return handle;
 }
 
-static __always_inline struct zernel_process_key zernel_key_of(struct task_struct *task)
+static __always_inline struct zernel_process_key zernel_process_key_of(struct task_struct *task)
 {
 	return (struct zernel_process_key){
 		.start_ns = BPF_CORE_READ(task, group_leader, start_boottime),
@@ -182,21 +182,21 @@ static __always_inline struct zernel_process_key zernel_key_of(struct task_struc
 }
 
 /* The handle of a task's process; 0 if it has none. */
-static __always_inline __u32 zernel_known_process(struct task_struct *task)
+static __always_inline __u32 zernel_find_process_handle(struct task_struct *task)
 {
-	struct zernel_process_key key = zernel_key_of(task);
+	struct zernel_process_key key = zernel_process_key_of(task);
 	__u32 *handle = bpf_map_lookup_elem(&process_handles, &key);
 
 	return handle ? *handle : 0;
 }
 
 /* Gives the process of a task, which has its first event at `now_ns`, a handle and its name. */
-static __noinline __u32 zernel_admit_process(struct task_struct *task, __u64 now_ns)
+static __noinline __u32 zernel_register_process(struct task_struct *task, __u64 now_ns)
 {
-	struct zernel_process_key key = zernel_key_of(task);
+	struct zernel_process_key key = zernel_process_key_of(task);
 	__u32 uid = BPF_CORE_READ(task, group_leader, cred, euid.val);
 	__u32 tenant = zernel_tenant_of(task);
-	__u32 handle = zernel_admit(key.start_ns, now_ns, key.pid, uid, tenant);
+	__u32 handle = zernel_allocate_process_handle(key.start_ns, now_ns, key.pid, uid, tenant);
 	struct zernel_process *process = zernel_process(handle);
 
 	if (!process || process->pid)
@@ -209,11 +209,11 @@ static __noinline __u32 zernel_admit_process(struct task_struct *task, __u64 now
 }
 
 /* The handle of a task's process, which gets one if it has none: it has an event at `now_ns`. */
-static __always_inline __u32 zernel_process_handle(struct task_struct *task, __u64 now_ns)
+static __always_inline __u32 zernel_get_or_create_handle(struct task_struct *task, __u64 now_ns)
 {
-	__u32 handle = zernel_known_process(task);
+	__u32 handle = zernel_find_process_handle(task);
 
-	return handle ? handle : zernel_admit_process(task, now_ns);
+	return handle ? handle : zernel_register_process(task, now_ns);
 }
 
 /* Whether a process uses a GPU. Which one is not known if it opened its device before its calls
@@ -224,7 +224,7 @@ static __always_inline bool zernel_uses_gpu(const struct zernel_process *process
 }
 
 /* Removes a process from its trainer's count of loaders. */
-static __always_inline void zernel_retire_loader(struct zernel_process *process)
+static __always_inline void zernel_uncount_loader(struct zernel_process *process)
 {
 	struct zernel_process *trainer;
 
@@ -236,9 +236,9 @@ static __always_inline void zernel_retire_loader(struct zernel_process *process)
 }
 
 /* Turns a loader into a trainer: the process was forked, but not to load data. */
-static __always_inline void zernel_make_trainer(struct zernel_process *process)
+static __always_inline void zernel_turn_loader_into_trainer(struct zernel_process *process)
 {
-	zernel_retire_loader(process);
+	zernel_uncount_loader(process);
 	process->flags &= ~ZERNEL_IS_LOADER;
 	process->trainer = 0;
 }
@@ -252,13 +252,13 @@ static __always_inline bool zernel_has_exited(struct task_struct *task)
 /* Marks the process of a task as ended; false if it has no handle. */
 static __always_inline bool zernel_end_process(struct task_struct *task)
 {
-	struct zernel_process_key key = zernel_key_of(task);
-	struct zernel_process *process = zernel_process(zernel_known_process(task));
+	struct zernel_process_key key = zernel_process_key_of(task);
+	struct zernel_process *process = zernel_process(zernel_find_process_handle(task));
 
 	/* When two threads exit at once, the one that deletes the key ends the process. */
 	if (!process || bpf_map_delete_elem(&process_handles, &key))
 		return false;
-	zernel_retire_loader(process);
+	zernel_uncount_loader(process);
 	process->exit_code = (__u32)BPF_CORE_READ(task, exit_code);
 	*(volatile __u64 *)&process->ended_ns = bpf_ktime_get_ns();
 	return true;

@@ -10,14 +10,14 @@
 
 struct zernel_settings {
 	struct zernel_tracker_config tracker;
-	__u32 window_open; /* a sampling window is open: sampled functions are counted */
+	__u32 is_window_open; /* a sampling window is open: sampled functions are counted */
 	__u32 reserved;
-	__u64 detached_ns; /* when probes were last detached: the return of earlier calls may not
+	__u64 last_detach_ns; /* when probes were last detached: the return of earlier calls may not
 			       be seen */
-	__u64 events_from_ns; /* since when functions that record or wait for CUDA events are probed
+	__u64 events_probed_since_ns; /* since when functions that record or wait for CUDA events are probed
 			       */
-	__u64 events_sampled; /* those functions are sampled */
-	__u64 launches_sampled; /* functions that launch are sampled */
+	__u64 are_events_sampled; /* those functions are sampled */
+	__u64 are_launches_sampled; /* functions that launch are sampled */
 	__u64 is_suspended; /* no probe is attached */
 	struct zernel_phase_config sampled_rule; /* of processes whose calls are not probed */
 };

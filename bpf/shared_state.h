@@ -16,7 +16,7 @@
 #include "trace.h"
 
 /* The state of a task of an ML process, created if need be. */
-static __always_inline struct zernel_task_state *zernel_task(struct task_struct *task, __u64 now_ns)
+static __always_inline struct zernel_task_state *zernel_get_or_create_task(struct task_struct *task, __u64 now_ns)
 {
 	struct zernel_task_state *state = zernel_task_storage(&zernel_tasks, task, true);
 
@@ -26,7 +26,7 @@ static __always_inline struct zernel_task_state *zernel_task(struct task_struct 
 		state->trainer = task->tgid;
 		state->gpu_id = ZERNEL_NO_GPU;
 		state->flags = ZERNEL_TASK_IS_ML;
-		zernel_track_begin(state, now_ns);
+		zernel_begin_tracking(state, now_ns);
 		zernel_publish_class(state, now_ns);
 	}
 	return state;
@@ -39,19 +39,19 @@ __noinline int zernel_observe_event(__u64 now_ns, __u32 event, __u64 burst_ns, _
 {
 	struct zernel_settings *set = zernel_settings();
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct zernel_task_state *state = zernel_task(task, now_ns);
+	struct zernel_task_state *state = zernel_get_or_create_task(task, now_ns);
 
 	if (!state || !set)
 		return 0;
-	zernel_begin_decisions(task);
+	zernel_enable_decision_counting(task);
 	/* If the thread were preempted within an update of its state, the switch would update a state that is half
 	 * changed. */
 	zernel_disable_preemption();
 	state->cpu_burst_ns = burst_ns;
 	state->flags &= ~ZERNEL_TASK_IS_SAMPLED;
-	zernel_track(&set->tracker, state, now_ns, event);
+	zernel_track_event(&set->tracker, state, now_ns, event);
 	zernel_publish_class(state, now_ns);
-	zernel_trace(state, process, now_ns, event, symbol);
+	zernel_trace_if_enabled(state, process, now_ns, event, symbol);
 	if (event == ZERNEL_GPU_SYNC_LEAVE)
 		state->last_gpu_sync_ns = now_ns;
 	if (event == ZERNEL_COLLECTIVE_ENTER)
@@ -59,7 +59,7 @@ __noinline int zernel_observe_event(__u64 now_ns, __u32 event, __u64 burst_ns, _
 	else if (event == ZERNEL_COLLECTIVE_LEAVE)
 		state->flags &= ~ZERNEL_TASK_NCCL_ACTIVE;
 	if (zernel_counts_decisions)
-		zernel_count_run(task, process, state->class_word, now_ns, true);
+		zernel_count_run_time(task, process, state->class_word, now_ns, true);
 	zernel_enable_preemption();
 	zernel_write_hint(task, state, true);
 	return 0;

@@ -22,8 +22,8 @@ struct {
 
 /* At most this many marks of a class per interval: no training loop makes more, and no process may
  * fill the ring buffer. */
-#define MAX_MARKS_PER_WINDOW 1024
-#define MARKS_WINDOW_NS 250000000ULL
+#define MAX_MARKS_PER_INTERVAL 1024
+#define MARK_INTERVAL_NS 250000000ULL
 /* While the ring buffer is more than half full, a tenant has at most this many marks in it: many
  * processes of one tenant must not fill the ring buffer for all. */
 #define MAX_MARKS_OF_TENANT 2048
@@ -34,18 +34,18 @@ static __always_inline enum zernel_mark_class class_of_mark(__u32 mark)
 	return mark <= ZERNEL_MARK_REDUCE ? ZERNEL_MARKS_TRAINING : ZERNEL_MARKS_GPU_USE;
 }
 
-static __always_inline bool has_marks_left(struct zernel_process *process, __u32 mark, __u64 now_ns)
+static __always_inline bool may_report_mark(struct zernel_process *process, __u32 mark, __u64 now_ns)
 {
-	if (now_ns > process->marks.since_ns + MARKS_WINDOW_NS) {
+	if (now_ns > process->marks.since_ns + MARK_INTERVAL_NS) {
 		process->marks.since_ns = now_ns;
 		process->marks.count[ZERNEL_MARKS_TRAINING] = 0;
 		process->marks.count[ZERNEL_MARKS_GPU_USE] = 0;
 	}
-	return process->marks.count[class_of_mark(mark)]++ < MAX_MARKS_PER_WINDOW;
+	return process->marks.count[class_of_mark(mark)]++ < MAX_MARKS_PER_INTERVAL;
 }
 
 /* Counts a mark of a tenant. Userspace sets the count to 0 when it has read the marks. */
-static __always_inline bool tenant_has_marks_left(const struct zernel_process *process)
+static __always_inline bool tenant_may_report_mark(const struct zernel_process *process)
 {
 	struct zernel_tenant *tenant = zernel_tenant(process->tenant);
 
@@ -71,8 +71,8 @@ __noinline int zernel_report_mark(__u32 handle, __u32 mark, __u64 now_ns)
 	if (!process || is_repeated_mark(process, mark))
 		return 0;
 	process->marks.last = mark;
-	if (!has_marks_left(process, mark, now_ns) || !tenant_has_marks_left(process)) {
-		process->marks.missing |= 1 << class_of_mark(mark);
+	if (!may_report_mark(process, mark, now_ns) || !tenant_may_report_mark(process)) {
+		process->marks.missing_classes |= 1 << class_of_mark(mark);
 		return 0;
 	}
 	report.at_ns = now_ns;
@@ -80,11 +80,11 @@ __noinline int zernel_report_mark(__u32 handle, __u32 mark, __u64 now_ns)
 	launches = process->marks.launches;
 	report.launches = launches < 0xffff ? launches : 0xffff;
 	report.mark = mark;
-	report.missing = process->marks.missing;
-	process->marks.missing = 0;
+	report.missing_classes = process->marks.missing_classes;
+	process->marks.missing_classes = 0;
 	/* If the buffer is full, the next mark reports this one as missing. */
 	if (bpf_ringbuf_output(&step_marks, &report, sizeof(report), BPF_RB_NO_WAKEUP))
-		process->marks.missing = report.missing | 1 << class_of_mark(mark);
+		process->marks.missing_classes = report.missing_classes | 1 << class_of_mark(mark);
 	else
 		__sync_fetch_and_add(&process->marks.launches, -launches);
 	return 0;
@@ -95,11 +95,11 @@ static __always_inline void zernel_mark_step(const struct zernel_symbol *symbol,
 					     struct zernel_process *process, __u32 handle,
 					     __u64 now_ns)
 {
-	if (symbol->flags & ZERNEL_LAUNCHES) {
+	if (symbol->flags & ZERNEL_LAUNCHES_WORK) {
 		__sync_fetch_and_add(&process->marks.launches, 1);
 		process->marks.launched_ns = now_ns;
 	}
-	if (mark && !(symbol->flags & ZERNEL_SAMPLED))
+	if (mark && !(symbol->flags & ZERNEL_IS_SAMPLED))
 		zernel_report_mark(handle, mark, now_ns);
 }
 

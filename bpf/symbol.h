@@ -12,11 +12,11 @@
 #include "limits.h"
 
 enum zernel_symbol_flags {
-	ZERNEL_HAS_RESULT = 1 << 0, /* returns a status; 0 is success */
-	ZERNEL_SAMPLED = 1 << 1, /* counted only while a sampling window is open */
-	ZERNEL_LAUNCHES = 1 << 2, /* launches work on the GPU */
-	ZERNEL_IS_NO_EVIDENCE = 1 << 3, /* a call of it makes no process an observed one */
-	ZERNEL_BEGINS_LAUNCHES =
+	ZERNEL_RETURNS_STATUS = 1 << 0, /* returns a status; 0 is success */
+	ZERNEL_IS_SAMPLED = 1 << 1, /* counted only while a sampling window is open */
+	ZERNEL_LAUNCHES_WORK = 1 << 2, /* launches work on the GPU */
+	ZERNEL_IS_NO_ML_EVIDENCE = 1 << 3, /* a call of it makes no process an observed one */
+	ZERNEL_PRECEDES_LAUNCHES =
 		1 << 7, /* while launches are sampled, presumed to be followed by launches */
 };
 ZERNEL_IN_BTF(enum, zernel_symbol_flags);
@@ -24,13 +24,13 @@ ZERNEL_IN_BTF(enum, zernel_symbol_flags);
 struct zernel_symbol {
 	__u8 probe; /* enum zernel_probe */
 	__u8 role; /* one of that probe's roles */
-	__u8 family; /* enum zernel_family of its duration, or ZERNEL_NONE */
+	__u8 duration_kind; /* enum zernel_duration_kind of its duration, or ZERNEL_NONE */
 	__u8 enter_event; /* enum zernel_event, or ZERNEL_NONE */
 	__u8 leave_event;
 	__u8 flags; /* enum zernel_symbol_flags */
-	__u8 bytes; /* place of the number of bytes among the kept arguments, from 1; 0: none */
+	__u8 bytes_argument; /* place of the number of bytes among the kept arguments, from 1; 0: none */
 	__u8 mark; /* enum zernel_mark */
-	__u8 arguments[ZERNEL_ARGUMENTS]; /* which arguments are kept, from 1; 0: none */
+	__u8 kept_arguments[ZERNEL_KEPT_ARGUMENTS]; /* which arguments are kept, from 1; 0: none */
 };
 
 struct {

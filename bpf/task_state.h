@@ -37,15 +37,15 @@ enum zernel_q16 {
 
 /* What a thread does outside of probed calls. */
 enum zernel_activity {
-	ZERNEL_IDLE,
-	ZERNEL_LOADING,
-	ZERNEL_RECEIVING, /* without a GPU: its block for data is over, its end is not seen */
-	ZERNEL_COMPUTING, /* launched, copied or synced last */
-	ZERNEL_BACKWARD, /* in a backward pass, which may run on another thread */
-	ZERNEL_UPDATING, /* in an optimizer step */
-	ZERNEL_OTHER_WORK, /* writes a checkpoint */
-	ZERNEL_AFTER_UPDATE, /* its optimizer step is over; it may wait for its next batch */
-	ZERNEL_COMPILING,
+	ZERNEL_ACTIVITY_IDLE,
+	ZERNEL_ACTIVITY_LOADING,
+	ZERNEL_ACTIVITY_RECEIVING_BATCH, /* without a GPU: its block for data is over, its end is not seen */
+	ZERNEL_ACTIVITY_COMPUTING, /* launched, copied or synced last */
+	ZERNEL_ACTIVITY_BACKWARD, /* in a backward pass, which may run on another thread */
+	ZERNEL_ACTIVITY_UPDATING, /* in an optimizer step */
+	ZERNEL_ACTIVITY_OTHER_WORK, /* writes a checkpoint */
+	ZERNEL_ACTIVITY_AFTER_UPDATE, /* its optimizer step is over; it may wait for its next batch */
+	ZERNEL_ACTIVITY_COMPILING,
 };
 
 enum zernel_tracker_flags {
@@ -54,7 +54,7 @@ enum zernel_tracker_flags {
 	ZERNEL_COLLECTIVE_QUEUED = 1 << 2, /* nothing but a collective since the last sync */
 	ZERNEL_COLLECTIVE_LAUNCHED = 1 << 3, /* the collective it is in has launched its kernel */
 	ZERNEL_LAUNCHED_SINCE_SYNC = 1 << 4,
-	ZERNEL_WAITING = 1 << 5, /* blocked */
+	ZERNEL_IS_BLOCKED = 1 << 5, /* blocked */
 	ZERNEL_WAIT_UNDECIDED = 1 << 6, /* blocked for data or for another thread */
 	ZERNEL_UNDECIDED = 1 << 7, /* a copy shows that it got data since undecided_since_ns */
 	ZERNEL_TRAINING_THREAD = 1 << 8, /* a training thread: it copies, syncs or marks */
@@ -74,29 +74,29 @@ struct zernel_tracker {
 	__u64 activity_until_ns; /* when the activity is given up */
 	__u64 sync_since_ns; /* when the sync it is in was entered */
 	__u64 collective_since_ns; /* when the collective it is in was entered */
-	__u64 call_shown_ns; /* when the call it is in was last shown */
+	__u64 last_call_evidence_ns; /* when the call it is in was last shown */
 	__u64 wait_since_ns; /* when it blocked */
 	__u64 wait_until_ns; /* when its phase is given up if it is still blocked */
-	__u64 wait_activity_until_ns; /* activity_until_ns before it blocked */
+	__u64 activity_until_ns_before_wait; /* activity_until_ns before it blocked */
 	__u64 undecided_since_ns; /* start of what may be loading, or end of the backward pass */
 	__u64 last_marker_ns; /* last optimizer marker or announced step */
 	__u64 update_end_ns; /* end of its last optimizer step; 0: none was seen */
 	__u64 queued_since_ns; /* when it was preempted */
-	__u64 active_since_ns; /* its last event, other than losing its CPU or getting it back */
-	__u32 lost_leaves; /* calls ended by other evidence than their leave */
-	__u32 lost_enters; /* leaves of calls never seen to begin */
-	__u32 late; /* events stamped before one already applied */
-	__u32 expired; /* phases given up at their deadline */
+	__u64 last_own_event_ns; /* its last event, other than losing its CPU or getting it back */
+	__u32 lost_leave_events; /* calls ended by other evidence than their leave */
+	__u32 lost_enter_events; /* leaves of calls never seen to begin */
+	__u32 late_events; /* events stamped before one already applied */
+	__u32 expired_phases; /* phases given up at their deadline */
 	__u16 flags; /* enum zernel_tracker_flags */
 	__u8 activity; /* enum zernel_activity */
-	__u8 wait_activity; /* the activity before it blocked */
+	__u8 activity_before_wait; /* the activity before it blocked */
 	__u8 sees_update_ends; /* the ends of its optimizer steps are seen */
 	__u8 copies_to_host; /* the sync it is in is a copy to the host, which may not wait */
 	__u8 reserved[2];
 };
 
 struct zernel_task_state {
-	__u64 phase_word; /* see zernel_word() */
+	__u64 phase_word; /* see zernel_pack_phase_word() */
 	__u64 class_word; /* see class.h */
 	__u64 class_until_ns; /* when the class is given up */
 	__u64 last_gpu_sync_ns; /* when the task last returned from a GPU sync; 0: never */
@@ -108,8 +108,8 @@ struct zernel_task_state {
 	__u32 gpu_id; /* ZERNEL_NO_GPU: not known */
 	__u32 futex_waits; /* recent futex waits */
 	__u32 io_wait_q16; /* share of recent time spent waiting for I/O */
-	__u32 streak; /* how often in a row the raw result was the candidate */
-	__u8 candidate; /* the last raw result of the sampled rule */
+	__u32 candidate_streak; /* how often in a row the raw result was the candidate */
+	__u8 candidate_phase; /* the last raw result of the sampled rule */
 	__u8 gpu_utilization; /* 0 to 100 */
 	__u8 flags; /* enum zernel_task_flags */
 	__u8 reserved;
@@ -135,7 +135,7 @@ enum zernel_word_bits {
 	ZERNEL_WORD_UNIT_SHIFT = 10,
 };
 
-static inline __u64 zernel_word(__u8 phase, __u16 sequence, __u64 start_ns)
+static inline __u64 zernel_pack_phase_word(__u8 phase, __u16 sequence, __u64 start_ns)
 {
 	__u64 phase_bits = phase & ((1U << ZERNEL_WORD_PHASE_BITS) - 1);
 	__u64 sequence_bits = sequence & ((1U << ZERNEL_WORD_SEQUENCE_BITS) - 1);
@@ -167,7 +167,7 @@ static inline void zernel_transition(struct zernel_task_state *task, __u8 phase,
 	__u64 word = task->phase_word;
 	__u8 left = zernel_word_phase(word);
 	__u64 start_ns = zernel_word_start_ns(word);
-	__u64 now_word = zernel_word(phase, zernel_word_sequence(word) + 1, now_ns);
+	__u64 now_word = zernel_pack_phase_word(phase, zernel_word_sequence(word) + 1, now_ns);
 	__u64 end_ns = zernel_word_start_ns(now_word);
 
 	if (start_ns && end_ns > start_ns) {

@@ -14,8 +14,8 @@
 
 enum zernel_tenant_limits {
 	ZERNEL_TENANT_PARENTS = 256,
-	ZERNEL_TENANT_DEPTH = 8, /* no cgroup of a pod or job is deeper */
-	ZERNEL_NAMESPACE_DEPTH = 33, /* the kernel allows no deeper user namespace */
+	ZERNEL_MAX_TENANT_DEPTH = 8, /* no cgroup of a pod or job is deeper */
+	ZERNEL_MAX_NAMESPACE_DEPTH = 33, /* the kernel allows no deeper user namespace */
 	ZERNEL_UID_RANGES = 5, /* of a user namespace, which the kernel stores in it; more are stored elsewhere */
 	ZERNEL_SUBORDINATE_RANGES = 1 << 12, /* a power of two */
 };
@@ -74,7 +74,7 @@ static __noinline __u64 zernel_tenant_cgroup(struct cgroup *cgroup, __u32 hierar
 	int depth = BPF_CORE_READ(cgroup, level);
 	__u32 levels_left = 0;
 
-	for (int level = 1; level <= ZERNEL_TENANT_DEPTH; level++) {
+	for (int level = 1; level <= ZERNEL_MAX_TENANT_DEPTH; level++) {
 		struct zernel_cgroup_key key = { .hierarchy = hierarchy };
 		__u32 *levels_below;
 
@@ -125,7 +125,7 @@ __noinline __u32 zernel_subordinate_user(__u32 uid)
 
 /* The owner of a range of uids that root has mapped: its first uid. A uid that is mapped to itself
  * stands for itself. */
-static __always_inline __u32 zernel_user_of_range(struct user_namespace *namespace, __u32 uid)
+static __always_inline __u32 zernel_owner_of_uid_range(struct user_namespace *namespace, __u32 uid)
 {
 	__u32 count = BPF_CORE_READ(namespace, uid_map.nr_extents);
 	/* Not the kernel's type: accesses to that are relocated, on the stack too. */
@@ -155,7 +155,7 @@ static __noinline __u32 zernel_user_of(struct task_struct *task)
 
 	if (!BPF_CORE_READ(namespace, level))
 		return zernel_subordinate_user(uid);
-	for (int depth = 0; depth < ZERNEL_NAMESPACE_DEPTH; depth++) {
+	for (int depth = 0; depth < ZERNEL_MAX_NAMESPACE_DEPTH; depth++) {
 		if (BPF_CORE_READ(namespace, level) <= 1)
 			break;
 		namespace = BPF_CORE_READ(namespace, parent);
@@ -163,21 +163,21 @@ static __noinline __u32 zernel_user_of(struct task_struct *task)
 	owner = BPF_CORE_READ(namespace, owner.val);
 	/* Root creates namespaces for others: a container manager does, or a setuid program. */
 	if (!owner)
-		owner = zernel_user_of_range(namespace, uid);
+		owner = zernel_owner_of_uid_range(namespace, uid);
 	return zernel_subordinate_user(owner);
 }
 
 /* The index of the tenant of a task. */
 static __always_inline __u32 zernel_tenant_of(struct task_struct *task)
 {
-	__u64 cgroup = zernel_tenant_cgroup(BPF_CORE_READ(task, cgroups, dfl_cgrp), ZERNEL_UNIFIED);
+	__u64 cgroup = zernel_tenant_cgroup(BPF_CORE_READ(task, cgroups, dfl_cgrp), ZERNEL_UNIFIED_HIERARCHY);
 
 	if (cgroup)
-		return zernel_find_tenant(cgroup, ZERNEL_UNIFIED, 0);
-	cgroup = zernel_tenant_cgroup(zernel_memory_cgroup(task), ZERNEL_MEMORY);
+		return zernel_get_or_create_tenant(cgroup, ZERNEL_UNIFIED_HIERARCHY, 0);
+	cgroup = zernel_tenant_cgroup(zernel_memory_cgroup(task), ZERNEL_MEMORY_HIERARCHY);
 	if (cgroup)
-		return zernel_find_tenant(cgroup, ZERNEL_MEMORY, 0);
-	return zernel_find_tenant(0, ZERNEL_UNIFIED, zernel_user_of(task));
+		return zernel_get_or_create_tenant(cgroup, ZERNEL_MEMORY_HIERARCHY, 0);
+	return zernel_get_or_create_tenant(0, ZERNEL_UNIFIED_HIERARCHY, zernel_user_of(task));
 }
 
 #endif

@@ -42,8 +42,8 @@ ZERNEL_IN_BTF(enum, zernel_tenant_index);
 
 /* A hierarchy of cgroups in which tenants are looked for. */
 enum zernel_hierarchy {
-	ZERNEL_UNIFIED, /* cgroup v2 */
-	ZERNEL_MEMORY, /* the memory controller, with cgroup v1 */
+	ZERNEL_UNIFIED_HIERARCHY, /* cgroup v2 */
+	ZERNEL_MEMORY_HIERARCHY, /* the memory controller, with cgroup v1 */
 };
 ZERNEL_IN_BTF(enum, zernel_hierarchy);
 
@@ -94,11 +94,11 @@ struct {
 } free_tenants SEC(".maps");
 
 /* How a table is shared. Four tenants with their minimum fit into half of a reserve. */
-static const struct zernel_shares {
-	__s64 entries;
+static const struct zernel_table_shares {
+	__s64 capacity;
 	__s64 reserve;
 	__s64 minimum;
-} zernel_shares[ZERNEL_TABLES] = {
+} zernel_table_shares[ZERNEL_TABLES] = {
 	/* Index 0 stands for no process and no histogram. */
 	[ZERNEL_PROCESS_TABLE] = { ZERNEL_PROCESSES - 1, 512, 64 },
 	[ZERNEL_ALLOCATION_TABLE] = { ZERNEL_ALLOCATIONS, 32768, 4096 },
@@ -114,7 +114,7 @@ static __always_inline struct zernel_tenant *zernel_tenant(__u32 index)
 
 /* The index of a tenant, which gets one if it has none. Global, so that the verifier checks it
  * once. */
-__noinline __u32 zernel_find_tenant(__u64 cgroup, __u32 hierarchy, __u32 uid)
+__noinline __u32 zernel_get_or_create_tenant(__u64 cgroup, __u32 hierarchy, __u32 uid)
 {
 	struct zernel_tenant_key key = { .cgroup = { .id = cgroup, .hierarchy = hierarchy },
 					 .uid = uid };
@@ -147,10 +147,10 @@ static __always_inline bool zernel_may_add_entry(__u32 index, __u32 table)
 		return false;
 	used = *(volatile __s64 *)&all->used[table];
 	own = *(volatile __s64 *)&tenant->used[table];
-	reserved = zernel_shares[table].reserve;
+	reserved = zernel_table_shares[table].reserve;
 	if (own < *(volatile __s64 *)&all->largest[table])
 		reserved >>= 1;
-	if (own < zernel_shares[table].minimum || used < zernel_shares[table].entries - reserved)
+	if (own < zernel_table_shares[table].minimum || used < zernel_table_shares[table].capacity - reserved)
 		return true;
 	__sync_fetch_and_add(&all->refused[table], 1);
 	__sync_fetch_and_add(&tenant->refused[table], 1);

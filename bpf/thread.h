@@ -15,27 +15,27 @@
 #include "shared_state.h"
 #include "storage.h"
 
-#define ZERNEL_CALL_DEPTH 8
+#define ZERNEL_MAX_OPEN_CALLS 8
 
 /* A call that was entered and has not returned; see call.h. */
 struct zernel_open_call {
 	__u64 stack; /* the stack pointer when it was entered */
 	__u64 since_ns;
-	__u64 caller; /* its return address, if its probe needs it */
-	__u64 arguments[ZERNEL_ARGUMENTS];
+	__u64 return_address; /* its return address, if its probe needs it */
+	__u64 arguments[ZERNEL_KEPT_ARGUMENTS];
 	__u64 scratch[2]; /* values that its probe keeps from entry to return */
 	__u32 symbol;
 	__u32 reserved;
 };
 
 struct zernel_thread {
-	__u64 window_ns; /* start of the interval for which `hits` counts; 0: no probe hit yet */
-	__u64 hits;
-	__u64 called_ns; /* its last probed call that means something for its phase; 0: none yet */
+	__u64 hit_interval_start_ns; /* start of the interval for which `interval_hits` counts; 0: no probe hit yet */
+	__u64 interval_hits;
+	__u64 last_phase_call_ns; /* its last probed call that means something for its phase; 0: none yet */
 	__u32 process; /* handle; 0: none yet, or the thread exits */
 	__u32 depth; /* open calls */
 	ZERNEL_THREAD_PARTS /* one struct for each probe that keeps state per thread */
-	struct zernel_open_call calls[ZERNEL_CALL_DEPTH];
+	struct zernel_open_call calls[ZERNEL_MAX_OPEN_CALLS];
 };
 
 struct {
@@ -53,12 +53,12 @@ static __always_inline struct zernel_thread *zernel_current_thread(__u64 now_ns)
 	struct zernel_thread *thread = zernel_task_storage(&threads, task, true);
 
 	if (!thread) {
-		ZERNEL_LOST(threads);
+		ZERNEL_COUNT_LOST(threads);
 		return NULL;
 	}
 	if (!thread->process) {
-		thread->process = zernel_process_handle(task, now_ns);
-		zernel_task(task, now_ns);
+		thread->process = zernel_get_or_create_handle(task, now_ns);
+		zernel_get_or_create_task(task, now_ns);
 	}
 	return thread;
 }

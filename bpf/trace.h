@@ -14,14 +14,14 @@
 #include "task_state.h"
 
 /* Not 0: events are traced. Userspace sets it before the programs are loaded. */
-const volatile __u32 zernel_traces SEC(".rodata.trace");
+const volatile __u32 zernel_traces_events SEC(".rodata.trace");
 
 /* Events of the trace that no tracker receives, beside those of enum zernel_event. */
 enum zernel_trace_event {
 	ZERNEL_TRACE_CALL = 0xf0, /* the thread enters a probed function without tracker event */
 	ZERNEL_TRACE_EXIT = 0xf1, /* the thread exits or calls exec */
-	ZERNEL_TRACE_LOADS = 0xf2, /* the thread loads data for its own process, from here on */
-	ZERNEL_TRACE_LOADS_END = 0xf3, /* the thread no longer loads data for its own process */
+	ZERNEL_TRACE_LOADING_BEGIN = 0xf2, /* the thread loads data for its own process, from here on */
+	ZERNEL_TRACE_LOADING_END = 0xf3, /* the thread no longer loads data for its own process */
 };
 ZERNEL_IN_BTF(enum, zernel_trace_event);
 
@@ -45,7 +45,7 @@ struct {
 	__uint(max_entries, 4096);
 } trace_records SEC(".maps");
 
-static __noinline int zernel_write_trace(const struct zernel_task_state *state, __u32 process,
+static __noinline int zernel_write_trace_record(const struct zernel_task_state *state, __u32 process,
 					 __u64 at_ns, __u32 event, __u32 symbol)
 {
 	__u64 delay_ns = bpf_ktime_get_ns() - at_ns;
@@ -63,16 +63,16 @@ static __noinline int zernel_write_trace(const struct zernel_task_state *state, 
 
 	/* The reader polls: waking it would cost the thread more than the record. */
 	if (bpf_ringbuf_output(&trace_records, &record, sizeof(record), BPF_RB_NO_WAKEUP))
-		ZERNEL_LOST(trace);
+		ZERNEL_COUNT_LOST(trace);
 	return 0;
 }
 
 /* Traces an event of a thread after its tracker has received it. */
-static __always_inline void zernel_trace(const struct zernel_task_state *state, __u32 process,
+static __always_inline void zernel_trace_if_enabled(const struct zernel_task_state *state, __u32 process,
 					 __u64 at_ns, __u32 event, __u32 symbol)
 {
-	if (zernel_traces)
-		zernel_write_trace(state, process, at_ns, event, symbol);
+	if (zernel_traces_events)
+		zernel_write_trace_record(state, process, at_ns, event, symbol);
 }
 
 #endif

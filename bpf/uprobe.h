@@ -17,7 +17,7 @@
 
 /* An empty array of programs. Each program needs its own, because an array takes one type of
  * program. */
-#define ZERNEL_NO_PROGRAMS(array)                      \
+#define ZERNEL_EMPTY_PROGRAM_ARRAY(array)                      \
 	struct {                                       \
 		__uint(type, BPF_MAP_TYPE_PROG_ARRAY); \
 		__uint(max_entries, 1);                \
@@ -25,7 +25,7 @@
 		__uint(value_size, sizeof(__u32));     \
 	} array SEC(".maps")
 
-static __always_inline void zernel_never_call(void *ctx, void *array)
+static __always_inline void zernel_unreachable_tail_call(void *ctx, void *array)
 {
 	__u64 never;
 
@@ -38,10 +38,10 @@ static __always_inline void zernel_never_call(void *ctx, void *array)
 /* Defines a program with the parameter `struct pt_regs *ctx`; its body follows. */
 #define ZERNEL_UPROBE(section, name)                                 \
 	static __always_inline int name##_body(struct pt_regs *ctx); \
-	ZERNEL_NO_PROGRAMS(name##_none);                             \
+	ZERNEL_EMPTY_PROGRAM_ARRAY(name##_none);                             \
 	SEC(section) int name(struct pt_regs *ctx)                   \
 	{                                                            \
-		zernel_never_call(ctx, &name##_none);                \
+		zernel_unreachable_tail_call(ctx, &name##_none);                \
 		return name##_body(ctx);                             \
 	}                                                            \
 	static __always_inline int name##_body(struct pt_regs *ctx)

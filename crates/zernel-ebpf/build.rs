@@ -62,7 +62,7 @@ const PROBE_HOOKS: [ProbeHook; 4] = [
     ProbeHook {
         name: "read",
         parameters: "const struct zernel_symbol *symbol, struct zernel_thread *thread, \
-                     struct zernel_entry *entry",
+                     struct zernel_function_entry *entry",
         arguments: "symbol, thread, entry",
     },
 ];

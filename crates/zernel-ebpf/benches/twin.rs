@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use fastrand::Rng;
-use zernel_ebpf::twin::{BATCH, ClassifyBatch, PhaseTwin};
+use zernel_ebpf::twin::{BATCH_SIZE, ClassifyBatch, PhaseTwin};
 use zernel_phase::shared::{RawPhaseConfig, RawPhaseSample};
 use zernel_phase::{PhaseDetectorConfig, ZernelTaskState, classify};
 use zernel_testkit::bench::TimedComparison;
@@ -27,10 +27,10 @@ fn main() {
     twin.classify(&mut batch).expect("the twin runs");
 
     let mut comparison = TimedComparison::from_args();
-    comparison.measure_routine("rule in the kernel", BATCH as u64, || {
+    comparison.measure_routine("rule in the kernel", BATCH_SIZE as u64, || {
         twin.run_in_place("classify").expect("the twin runs");
     });
-    comparison.measure_routine("rule in userspace", BATCH as u64, || {
+    comparison.measure_routine("rule in userspace", BATCH_SIZE as u64, || {
         for state in &states {
             black_box(classify(&config, black_box(state)));
         }
@@ -49,5 +49,5 @@ fn random_states() -> Vec<ZernelTaskState> {
         last_gpu_sync_ns: 1,
         ..ZernelTaskState::new(pid)
     };
-    (0..BATCH as u32).map(state).collect()
+    (0..BATCH_SIZE as u32).map(state).collect()
 }

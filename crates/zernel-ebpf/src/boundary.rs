@@ -16,19 +16,19 @@ const PHASE_RULE_MIRRORS: &[Mirrors] = &[
     class::MIRRORS,
     twin::MIRRORS,
     Mirrors {
-        structs: &[shared::TRACKER_CONFIG],
-        enums: &[shared::EVENTS],
+        structs: &[shared::TRACKER_CONFIG_MIRROR],
+        enums: &[shared::EVENT_MIRROR],
     },
 ];
 
 /// Calls `check` with each compiled BPF object and the Rust mirrors of its types.
 fn for_each_object(check: impl Fn(&Btf<'_>, &[Mirrors])) {
-    let [trace, scan] = discovery::BOUNDARY;
+    let [trace, scan] = discovery::OBJECTS_AND_MIRRORS;
     for (name, object, mirrors) in [
         trace,
         scan,
         ("observe", observer::OBSERVE_OBJECT, probes::MIRRORS),
-        ("phase_twin", twin::OBJECT, PHASE_RULE_MIRRORS),
+        ("phase_twin", twin::TWIN_OBJECT, PHASE_RULE_MIRRORS),
         (
             "capability",
             capability::CAPABILITY_OBJECT,
@@ -47,7 +47,7 @@ fn for_each_object(check: impl Fn(&Btf<'_>, &[Mirrors])) {
 
 /// How a mirror differs from the struct that the object was compiled with.
 fn struct_difference(btf: &Btf<'_>, mirror: &StructMirror) -> Option<String> {
-    let name = mirror.kernel;
+    let name = mirror.c_name;
     let Some(kernel) = btf.type_by_name::<Struct<'_>>(name) else {
         return Some(format!("BTF has no struct {name}"));
     };
@@ -73,7 +73,7 @@ fn struct_members(kernel: &Struct<'_>) -> Vec<(String, usize)> {
 
 /// How a mirror differs from the enum that the object was compiled with.
 fn enum_difference(btf: &Btf<'_>, mirror: &EnumMirror) -> Option<String> {
-    let name = mirror.kernel;
+    let name = mirror.c_name;
     let Some(mut theirs) = enum_constants(btf, name) else {
         return Some(format!("BTF has no enum {name}"));
     };
@@ -127,10 +127,10 @@ fn a_changed_struct_is_noticed() {
     for_each_object(|btf, mirrors| {
         for mirror in mirrors.iter().flat_map(|mirrors| mirrors.structs) {
             let differs = |size, fields: Vec<_>| {
-                let kernel = mirror.kernel;
+                let kernel = mirror.c_name;
                 let fields = fields.leak();
                 let changed = StructMirror {
-                    kernel,
+                    c_name: kernel,
                     size,
                     fields,
                 };

@@ -74,7 +74,7 @@ thread_local! {
 }
 
 /// From now on this thread stops waiting for child processes when `stop` is set.
-pub(crate) fn end_waits_on(stop: Arc<AtomicBool>) {
+pub(crate) fn set_thread_stop_flag(stop: Arc<AtomicBool>) {
     THREAD_STOP_FLAG.with_borrow_mut(|own| *own = Some(stop));
 }
 
@@ -99,13 +99,13 @@ pub(crate) enum ChildTaskError {
     TimedOut(Duration),
     /// The child died, for example because its memory is limited.
     #[error("the process that read it died")]
-    Died,
+    ChildDied,
     /// Too many children work on files of the tenant, or cannot die.
     #[error("too many other files of its tenant are being read, or do not answer")]
-    TooMany,
+    TooManyChildren,
     /// `fork` failed: the system has no room for another process.
     #[error("no process could be started to read it")]
-    NotStarted,
+    ChildNotStarted,
 }
 
 /// What a task returns: a value, and the links that the child handed over.
@@ -137,9 +137,9 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         work: impl FnOnce(&DescriptorHandover<'_>) -> T,
     ) -> Result<Self, ChildTaskError> {
         if !has_room_for_child_of(tenant) {
-            return Err(ChildTaskError::TooMany);
+            return Err(ChildTaskError::TooManyChildren);
         }
-        Self::fork_child(tenant, limit, kept, work).map_err(|_| ChildTaskError::NotStarted)
+        Self::fork_child(tenant, limit, kept, work).map_err(|_| ChildTaskError::ChildNotStarted)
     }
 
     fn fork_child(
@@ -184,15 +184,15 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
     /// Takes the result of the child's work without waiting; `None` if the child still works.
     pub(crate) fn poll_result(&mut self) -> Option<Result<ChildOutcome<T>, ChildTaskError>> {
         match self.receive_result() {
-            Ok(true) => Some(self.take_outcome().ok_or(ChildTaskError::Died)),
+            Ok(true) => Some(self.take_outcome().ok_or(ChildTaskError::ChildDied)),
             Ok(false) if self.started_at.elapsed() < self.time_limit => None,
             Ok(false) => Some(Err(ChildTaskError::TimedOut(self.time_limit))),
-            Err(_) => Some(Err(ChildTaskError::Died)),
+            Err(_) => Some(Err(ChildTaskError::ChildDied)),
         }
     }
 
     /// Waits for the result for at most `patience`, and until its thread is asked to stop.
-    pub(crate) fn wait(
+    pub(crate) fn wait_for_result(
         &mut self,
         patience: Duration,
     ) -> Option<Result<ChildOutcome<T>, ChildTaskError>> {
@@ -368,7 +368,7 @@ pub(crate) struct DescriptorHandover<'a> {
 
 impl DescriptorHandover<'_> {
     /// Gives a descriptor to the parent, and closes the child's.
-    fn give_descriptor(&self, descriptor: OwnedFd) -> io::Result<()> {
+    fn send_descriptor(&self, descriptor: OwnedFd) -> io::Result<()> {
         let descriptors = [descriptor.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -396,7 +396,7 @@ impl DescriptorHandover<'_> {
             std::mem::forget(link);
             // SAFETY: the link that owned the descriptor is forgotten.
             let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-            self.give_descriptor(descriptor)?;
+            self.send_descriptor(descriptor)?;
             count += 1;
             Ok(())
         });
@@ -490,7 +490,7 @@ mod tests {
         work: impl FnOnce(&DescriptorHandover<'_>) -> T,
     ) -> Result<ChildOutcome<T>, ChildTaskError> {
         let mut task = ChildTask::start(&NOBODY_TENANT, LONG_PATIENCE, &[], work).unwrap();
-        task.wait(LONG_PATIENCE).unwrap()
+        task.wait_for_result(LONG_PATIENCE).unwrap()
     }
 
     #[test]
@@ -498,7 +498,7 @@ mod tests {
         let outcome = run_child_task(|handover| {
             for _ in 0..300 {
                 let file = File::open("/proc/version").unwrap();
-                handover.give_descriptor(file.into()).unwrap();
+                handover.send_descriptor(file.into()).unwrap();
             }
             "x".repeat(300_000)
         });
@@ -519,7 +519,7 @@ mod tests {
         let mut task = ChildTask::start(&tenant, limit, &[], |_| sleep(LONG_PATIENCE)).unwrap();
         assert!(task.poll_result().is_none());
         assert_eq!(
-            task.wait(LONG_PATIENCE).unwrap().unwrap_err(),
+            task.wait_for_result(LONG_PATIENCE).unwrap().unwrap_err(),
             ChildTaskError::TimedOut(limit)
         );
         drop(task);
@@ -536,12 +536,12 @@ mod tests {
         let mut task = ChildTask::start(&Tenant::User(4), limit, &[writer.as_fd()], |handover| {
             // SAFETY: the descriptor of the child's own end of the socket, which this process has kept open.
             let own = unsafe { OwnedFd::from_raw_fd(writer.as_raw_fd()) };
-            handover.give_descriptor(own).unwrap();
+            handover.send_descriptor(own).unwrap();
             sleep(LONG_PATIENCE);
         })
         .unwrap();
         drop(writer);
-        assert!(task.wait(LONG_PATIENCE).unwrap().is_err());
+        assert!(task.wait_for_result(LONG_PATIENCE).unwrap().is_err());
         assert_eq!(task.links.len(), 1);
         // The child closed its own descriptor, so the pipe ends although the child may still run.
         task.links.clear();
@@ -554,17 +554,17 @@ mod tests {
             sleep(LONG_PATIENCE);
         })
         .unwrap();
-        end_waits_on(Arc::new(AtomicBool::new(true)));
-        assert!(task.wait(LONG_PATIENCE).is_none());
+        set_thread_stop_flag(Arc::new(AtomicBool::new(true)));
+        assert!(task.wait_for_result(LONG_PATIENCE).is_none());
         THREAD_STOP_FLAG.with_borrow_mut(Option::take);
     }
 
     #[test]
     fn a_task_that_panics_or_takes_too_much_memory_is_an_error() {
         let panics = run_child_task(|_| -> () { panic!("on purpose") });
-        assert_eq!(panics.unwrap_err(), ChildTaskError::Died);
+        assert_eq!(panics.unwrap_err(), ChildTaskError::ChildDied);
         let greedy = run_child_task(|_| vec![1_u8; 2 * MAX_CHILD_MEMORY_BYTES as usize].len());
-        assert_eq!(greedy.unwrap_err(), ChildTaskError::Died);
+        assert_eq!(greedy.unwrap_err(), ChildTaskError::ChildDied);
     }
 
     #[test]
@@ -574,7 +574,7 @@ mod tests {
         let tasks: Vec<_> = (0..MAX_CHILDREN_OF_TENANT)
             .map(|_| start().unwrap())
             .collect();
-        assert_eq!(start().unwrap_err(), ChildTaskError::TooMany);
+        assert_eq!(start().unwrap_err(), ChildTaskError::TooManyChildren);
         assert!(has_room_for_child_of(&Tenant::User(3)));
         drop(tasks);
         zernel_testkit::eventually("they end", || has_room_for_child_of(&tenant));
@@ -593,7 +593,7 @@ mod tests {
             open
         })
         .unwrap();
-        let open = task.wait(LONG_PATIENCE).unwrap().unwrap().value;
+        let open = task.wait_for_result(LONG_PATIENCE).unwrap().unwrap().value;
         assert!(open.contains(&needed_number), "{open:?}");
         assert!(!open.contains(&secret_number), "{open:?}");
     }

@@ -29,15 +29,15 @@ const MAX_STATE_FILE_BYTES: u64 = 64 << 10;
 const STATE_FILE_NAME: &str = "files-in-hand";
 
 static PROCESS_QUARANTINE: Mutex<Quarantine> = Mutex::new(Quarantine {
-    state: None,
-    in_hand: Vec::new(),
+    state_file: None,
+    in_progress: Vec::new(),
     refused_until: Vec::new(),
 });
 
 struct Quarantine {
     /// The state file, which is locked as long as this process runs.
-    state: Option<File>,
-    in_hand: Vec<FileIdentity>,
+    state_file: Option<File>,
+    in_progress: Vec<FileIdentity>,
     /// Refused files, and until when, in seconds since 1970.
     refused_until: Vec<(FileIdentity, u64)>,
 }
@@ -75,7 +75,7 @@ pub fn keep_state_in(directory: &Path) -> io::Result<()> {
         .read_to_string(&mut text)?;
     let mut quarantine = lock_quarantine();
     quarantine.refused_until = parse_state_file(&text, unix_seconds_now());
-    quarantine.state = Some(state);
+    quarantine.state_file = Some(state);
     quarantine.write_state_file();
     Ok(())
 }
@@ -93,23 +93,23 @@ pub(crate) fn is_quarantined(file: &FileIdentity) -> bool {
 
 /// Marks a file that a child process is reading or attaching to, until the value is dropped.
 #[derive(Debug)]
-pub(crate) struct FileInHand(FileIdentity);
+pub(crate) struct FileInProgress(FileIdentity);
 
-impl FileInHand {
+impl FileInProgress {
     pub(crate) fn new(file: FileIdentity) -> Self {
         let mut quarantine = lock_quarantine();
-        quarantine.in_hand.push(file);
+        quarantine.in_progress.push(file);
         quarantine.write_state_file();
         Self(file)
     }
 }
 
-impl Drop for FileInHand {
+impl Drop for FileInProgress {
     fn drop(&mut self) {
         let mut quarantine = lock_quarantine();
-        let mut in_hand = quarantine.in_hand.iter();
-        if let Some(position) = in_hand.position(|file| *file == self.0) {
-            quarantine.in_hand.swap_remove(position);
+        let mut in_progress = quarantine.in_progress.iter();
+        if let Some(position) = in_progress.position(|file| *file == self.0) {
+            quarantine.in_progress.swap_remove(position);
             quarantine.write_state_file();
         }
     }
@@ -118,16 +118,16 @@ impl Drop for FileInHand {
 impl Quarantine {
     /// Writes the state file, if there is one. A file that a child process is reading is written with the end time 0.
     fn write_state_file(&self) {
-        let Some(state) = &self.state else {
+        let Some(state) = &self.state_file else {
             return;
         };
-        let in_hand = self.in_hand.iter().map(|file| (file, 0));
+        let in_progress = self.in_progress.iter().map(|file| (file, 0));
         let refused = self
             .refused_until
             .iter()
             .map(|(file, until)| (file, *until));
         let mut text = String::new();
-        for (file, until) in in_hand.chain(refused) {
+        for (file, until) in in_progress.chain(refused) {
             let FileIdentity {
                 device,
                 inode,
@@ -207,11 +207,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let read = || std::fs::read_to_string(folder.path().join(STATE_FILE_NAME)).unwrap();
         keep_state_in(folder.path()).unwrap();
-        let in_hand = FileInHand::new(EXAMPLE_FILE);
+        let in_progress = FileInProgress::new(EXAMPLE_FILE);
         assert_eq!(read(), format!("1 2 3 {} 0\n", i128::MAX));
         assert!(!is_quarantined(&EXAMPLE_FILE));
         assert!(keep_state_in(folder.path()).is_err(), "it is locked");
-        drop(in_hand);
+        drop(in_progress);
         assert_eq!(read(), "");
     }
 }

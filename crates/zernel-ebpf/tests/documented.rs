@@ -137,7 +137,7 @@ fn every_metric_is_documented() {
 }
 
 #[test]
-fn no_family_is_there_twice() {
+fn no_metric_family_is_listed_twice() {
     let mut names = BTreeSet::new();
     for row in aggregation_family_rows()
         .iter()

@@ -60,10 +60,10 @@ impl From<ImageError> for LoaderError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderSymbols {
     /// File offset of the hook.
-    pub offset: usize,
+    pub hook_offset: usize,
     /// Distance in memory from the hook to the loader's state; zero if the loader does not export
     /// it.
-    pub state_distance: u64,
+    pub hook_to_state_bytes: u64,
 }
 
 impl LoaderSymbols {
@@ -79,8 +79,8 @@ impl LoaderSymbols {
             .code_range_at(hook)
             .ok_or(LoaderError::HookOutsideCode)?;
         Ok(Self {
-            offset: usize::try_from(code.start).map_err(|_| LoaderError::HookOutsideCode)?,
-            state_distance: address(1).map_or(0, |state| {
+            hook_offset: usize::try_from(code.start).map_err(|_| LoaderError::HookOutsideCode)?,
+            hook_to_state_bytes: address(1).map_or(0, |state| {
                 state.wrapping_add(STATE_FIELD_OFFSET).wrapping_sub(hook)
             }),
         })
@@ -111,8 +111,8 @@ mod tests {
         let mut elf = ElfBuilder::new(&[0xc3], vec![global_function(DEBUG_HOOK_SYMBOL, 1)]);
         let file = write_to_file(&elf.build_file());
         let expected = LoaderSymbols {
-            offset: CODE_OFFSET as usize,
-            state_distance: 0,
+            hook_offset: CODE_OFFSET as usize,
+            hook_to_state_bytes: 0,
         };
         assert_eq!(LoaderSymbols::read(file.path()).unwrap(), expected);
         elf.symbols[0].address = 1;

@@ -67,7 +67,7 @@ pub(super) struct ElfImage {
     pub(super) is_x86_64: bool,
     /// Code segments that are not empty, by address.
     code_segments: Vec<CodeSegment>,
-    pub(super) tables: Vec<TablePlace>,
+    pub(super) tables: Vec<SymbolTablePlace>,
 }
 
 impl ElfImage {
@@ -102,7 +102,7 @@ impl ElfImage {
 
 /// Where a symbol table, its names and its versions are in the file.
 #[derive(Debug)]
-pub(super) struct TablePlace {
+pub(super) struct SymbolTablePlace {
     pub(super) symbol_records: TableRecords<Sym64<LE>>,
     pub(super) string_records: TableRecords<u8>,
     pub(super) versions: Option<TableRecords<Versym<LE>>>,
@@ -186,7 +186,7 @@ fn find_tables(
     file: &File,
     header: &FileHeader64<LE>,
     is_program: bool,
-) -> Result<Vec<TablePlace>, ImageError> {
+) -> Result<Vec<SymbolTablePlace>, ImageError> {
     let count = header.e_shnum.get(LE);
     if count > 0 && usize::from(header.e_shentsize.get(LE)) != size_of::<SectionHeader64<LE>>() {
         return Err(Malformed("its section headers have an unknown format"));
@@ -206,7 +206,7 @@ fn find_tables(
     let file_length = file.metadata()?.len();
     let tables = exported.into_iter().chain(full);
     let tables = tables.map(|table| find_table(file_length, sections, table));
-    let tables: Vec<TablePlace> = tables.collect::<Result<_, _>>()?;
+    let tables: Vec<SymbolTablePlace> = tables.collect::<Result<_, _>>()?;
     let symbols: u64 = tables.iter().map(|table| table.symbol_records.count).sum();
     if symbols > MAX_SYMBOLS {
         return Err(OverLimit(LibraryLimit::Symbols));
@@ -222,7 +222,7 @@ fn find_table(
     file_length: u64,
     sections: &[SectionHeader64<LE>],
     index: usize,
-) -> Result<TablePlace, ImageError> {
+) -> Result<SymbolTablePlace, ImageError> {
     let table = &sections[index];
     let strings = sections
         .get(table.sh_link.get(LE) as usize)
@@ -231,7 +231,7 @@ fn find_table(
     let versions = sections.iter().find(|section| {
         section.sh_type.get(LE) == SHT_GNU_VERSYM && section.sh_link.get(LE) as usize == index
     });
-    Ok(TablePlace {
+    Ok(SymbolTablePlace {
         symbol_records: TableRecords::new(table, file_length)?,
         string_records: TableRecords::new(strings, file_length)?,
         versions: versions

@@ -121,7 +121,7 @@ pub enum SiteError {
     #[error(
         "{symbol} begins with an instruction that a probe breaks if a 32-bit process maps the library"
     )]
-    DependsOnMode {
+    DiffersIn32BitCode {
         /// The requested symbol.
         symbol: String,
     },
@@ -294,7 +294,7 @@ impl Library {
                 true => probe_instruction::first_emulated_instruction(&window),
                 false => None,
             },
-            depends_on_mode: probe_instruction::depends_on_mode(&window),
+            differs_in_32_bit_code: probe_instruction::differs_in_32_bit_code(&window),
         })
     }
 
@@ -315,8 +315,8 @@ impl Library {
         if !self.image.is_x86_64 {
             return Ok(Ok(site_at(0, TrapCost::Unknown)));
         }
-        let single_stepped = || match entry.depends_on_mode {
-            true => Err(SiteError::DependsOnMode {
+        let single_stepped = || match entry.differs_in_32_bit_code {
+            true => Err(SiteError::DiffersIn32BitCode {
                 symbol: entry.name.to_owned(),
             }),
             false => Ok(site_at(0, TrapCost::SingleStepped)),
@@ -367,7 +367,7 @@ struct FunctionEntry<'a> {
     /// Distance in bytes from the function's entry to its first instruction that the kernel emulates.
     bytes_to_emulated_instruction: Option<usize>,
     /// Whether a single-stepped probe at the entry would break the function, if a 32-bit process maps the library.
-    depends_on_mode: bool,
+    differs_in_32_bit_code: bool,
 }
 
 impl FunctionEntry<'_> {

@@ -62,7 +62,7 @@ pub(super) fn first_emulated_instruction(code: &[u8]) -> Option<usize> {
 /// user can map a library in a 32-bit process. In 32-bit code an operand relative to the instruction pointer is an absolute
 /// address, and REX and VEX prefixes are instructions. The copy of the instruction then reads a wrong address, or the
 /// kernel corrects the target of a jump, and other processes crash.
-pub(super) fn depends_on_mode(code: &[u8]) -> bool {
+pub(super) fn differs_in_32_bit_code(code: &[u8]) -> bool {
     let instruction = Decoder::new(64, code, DecoderOptions::NONE).decode();
     let has_prefix = matches!(code, [0x40..=0x4f | 0x62 | 0xc4 | 0xc5, ..]);
     let jumps = instruction.flow_control() != FlowControl::Next;
@@ -217,7 +217,7 @@ mod tests {
             &[0xff, 0x25, 1, 2, 3, 4],           // jmp *0x4030201(%rip)
             &[0x41, 0xff, 0xe2],                 // jmp *%r10
         ] {
-            assert!(depends_on_mode(code), "{code:02x?}");
+            assert!(differs_in_32_bit_code(code), "{code:02x?}");
         }
         for code in [
             &[0x48, 0x83, 0xec, 0x08][..], // sub $8,%rsp
@@ -226,7 +226,7 @@ mod tests {
             &[0xff, 0xe0],                 // jmp *%rax
             &[],
         ] {
-            assert!(!depends_on_mode(code), "{code:02x?}");
+            assert!(!differs_in_32_bit_code(code), "{code:02x?}");
         }
     }
 

@@ -10,7 +10,7 @@ use std::fs::File;
 use object::LittleEndian as LE;
 use object::elf::{SHN_UNDEF, STB_LOCAL, STT_FUNC, STT_GNU_IFUNC, Sym64};
 
-use crate::elf_image::{ElfImage, ImageError, TablePlace};
+use crate::elf_image::{ElfImage, ImageError, SymbolTablePlace};
 use crate::limits::{LibraryLimit, MAX_MATCHES, MAX_MATCHES_PER_NAME, MAX_NAME_BYTES};
 
 /// Symbols read at once.
@@ -123,7 +123,7 @@ impl ElfImage {
     }
 }
 
-impl TablePlace {
+impl SymbolTablePlace {
     /// Returns the symbols that match each wanted name. The search ends with an error at the first
     /// name with too many matches.
     fn find_matches(

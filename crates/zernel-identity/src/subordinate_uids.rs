@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Largest part of a subuid file that is read; files are smaller. The rest is ignored.
-const MAX_FILE_BYTES: u64 = 4 << 20;
+const MAX_SUBUID_FILE_BYTES: u64 = 4 << 20;
 
 /// A range of uids that a user may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,15 +28,15 @@ pub struct SubordinateUids {
 }
 
 /// The table of this machine, with the time and size of the files that it was read from.
-type CachedTable = Option<([Option<(i64, i64, u64)>; 2], Arc<SubordinateUids>)>;
+type CachedSubordinateUids = Option<([Option<(i64, i64, u64)>; 2], Arc<SubordinateUids>)>;
 
 const SUBUID_AND_PASSWD_FILES: [&str; 2] = ["/etc/subuid", "/etc/passwd"];
 
 impl SubordinateUids {
     /// The table of this machine. The files of the table are read again when they have changed.
     #[must_use]
-    pub fn of_machine() -> Arc<Self> {
-        static TABLE_CACHE: Mutex<CachedTable> = Mutex::new(None);
+    pub fn read_from_machine() -> Arc<Self> {
+        static TABLE_CACHE: Mutex<CachedSubordinateUids> = Mutex::new(None);
         let version = SUBUID_AND_PASSWD_FILES.map(|path| {
             let file = std::fs::metadata(path).ok()?;
             Some((file.mtime(), file.mtime_nsec(), file.size()))
@@ -103,7 +103,7 @@ fn read_or_empty(path: &Path) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(path) {
         // What was read before an error is used.
-        let _ = file.take(MAX_FILE_BYTES).read_to_end(&mut bytes);
+        let _ = file.take(MAX_SUBUID_FILE_BYTES).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -57,7 +57,9 @@ impl Tenant {
         }
         let uid = process.status()?.ruid;
         let user = user_of_namespace(process, uid)?.unwrap_or(uid);
-        Ok(Self::User(SubordinateUids::of_machine().user_of(user)))
+        Ok(Self::User(
+            SubordinateUids::read_from_machine().user_of(user),
+        ))
     }
 
     /// The pod or Slurm job of a process with these cgroup paths, one per hierarchy.
@@ -180,12 +182,12 @@ fn skip_segment_if(segments: &mut &[&str], condition: impl Fn(&str) -> bool) -> 
 fn read_process_file(process: &Process, name: &str) -> ProcResult<String> {
     let mut bytes = Vec::new();
     let file = process.open_relative(name)?;
-    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
+    file.take(MAX_PROCESS_FILE_BYTES).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// More than any `/proc/PID/cgroup` or `uid_map` has.
-const MAX_FILE_BYTES: u64 = 1 << 20;
+const MAX_PROCESS_FILE_BYTES: u64 = 1 << 20;
 /// The kernel nests user namespaces this deep at most.
 const MAX_NESTED_NAMESPACES: usize = 33;
 
@@ -217,7 +219,7 @@ fn user_of_namespace(process: &Process, uid: u32) -> ProcResult<Option<u32>> {
         Some(inner) => Ok(Some(
             sys::owner_of_namespace(&inner).map_err(io::Error::from)?,
         )),
-        None => Ok(Some(user_of_range(
+        None => Ok(Some(owner_of_uid_range(
             &read_process_file(process, "uid_map")?,
             uid,
         ))),
@@ -226,7 +228,7 @@ fn user_of_namespace(process: &Process, uid: u32) -> ProcResult<Option<u32>> {
 
 /// The user that root has mapped a range of uids for: the first uid of the range. A uid that is mapped to itself stands for
 /// itself. `map` is `/proc/PID/uid_map`.
-fn user_of_range(map: &str, uid: u32) -> u32 {
+fn owner_of_uid_range(map: &str, uid: u32) -> u32 {
     let ranges = map.lines().filter_map(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u32>);
         let mut next = || numbers.next()?.ok();

@@ -29,17 +29,17 @@ enum fault {
 const volatile __u32 fault SEC(".rodata.fault") = NO_FAULT;
 
 enum {
-	QUEUE = 0,
-	/* CPUs take tasks from this queue only while QUEUE is empty. */
+	SHARED_QUEUE = 0,
+	/* CPUs take tasks from this queue only while SHARED_QUEUE is empty. */
 	STARVED_QUEUE = 1,
 };
 
 #define SECOND_NS 1000000000ULL
 #define NICE_0_WEIGHT 100
 
-static __u64 now_vtime;
-static __u64 loaded_ns;
-static __u64 wakeups;
+static __u64 max_running_vtime;
+static __u64 loaded_at_ns;
+static __u64 user_task_wakeup_count;
 static __u64 favoured_cgroup;
 
 /* Why the kernel or the user ended the scheduler. */
@@ -54,7 +54,7 @@ static bool is_user_task(const struct task_struct *p)
 }
 
 /* The id of a task's cgroup; 0 for the root. */
-static __u64 cgroup_of(struct task_struct *p)
+static __u64 cgroup_id_of_task(struct task_struct *p)
 {
 	struct cgroup *cgroup = scx_bpf_task_cgroup(p);
 	__u64 id;
@@ -67,9 +67,9 @@ static __u64 cgroup_of(struct task_struct *p)
 }
 
 /* Whether a task is in the cgroup that LEAK_TO_CGROUP favours: the first one below the root that runs. */
-static bool is_favoured(struct task_struct *p)
+static bool is_in_favoured_cgroup(struct task_struct *p)
 {
-	__u64 id = cgroup_of(p);
+	__u64 id = cgroup_id_of_task(p);
 
 	if (!id)
 		return false;
@@ -92,11 +92,11 @@ __s32 CALLBACK(fair_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 wak
 void CALLBACK(fair_enqueue, struct task_struct *p, __u64 enq_flags)
 {
 	__u64 vtime = p->scx.dsq_vtime;
-	__u64 queue = QUEUE;
+	__u64 queue = SHARED_QUEUE;
 
 	if (fault == NEVER_DISPATCH)
 		return;
-	if (fault == LOSE_WAKEUP && (enq_flags & SCX_ENQ_WAKEUP) && is_user_task(p) && ++wakeups % 200 == 0)
+	if (fault == LOSE_WAKEUP && (enq_flags & SCX_ENQ_WAKEUP) && is_user_task(p) && ++user_task_wakeup_count % 200 == 0)
 		return;
 	if (fault == IGNORE_CPUSETS && is_user_task(p)) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | (p->pid % scx_bpf_nr_cpu_ids()),
@@ -106,37 +106,37 @@ void CALLBACK(fair_enqueue, struct task_struct *p, __u64 enq_flags)
 	if (fault == STARVE && is_user_task(p) && p->pid % 4 == 1)
 		queue = STARVED_QUEUE;
 	/* A task that slept may be behind the other tasks' virtual time by at most one slice. */
-	if ((__s64)(vtime - (now_vtime - SCX_SLICE_DFL)) < 0)
-		vtime = now_vtime - SCX_SLICE_DFL;
+	if ((__s64)(vtime - (max_running_vtime - SCX_SLICE_DFL)) < 0)
+		vtime = max_running_vtime - SCX_SLICE_DFL;
 	scx_bpf_dsq_insert_vtime(p, queue, SCX_SLICE_DFL, vtime, enq_flags);
 }
 
 void CALLBACK(fair_dispatch, __s32 cpu, struct task_struct *prev)
 {
-	if (fault == STALL && bpf_ktime_get_ns() - loaded_ns > SECOND_NS)
+	if (fault == STALL && bpf_ktime_get_ns() - loaded_at_ns > SECOND_NS)
 		return;
-	if (!scx_bpf_dsq_move_to_local(QUEUE) && fault == STARVE)
+	if (!scx_bpf_dsq_move_to_local(SHARED_QUEUE) && fault == STARVE)
 		scx_bpf_dsq_move_to_local(STARVED_QUEUE);
 }
 
 void CALLBACK(fair_running, struct task_struct *p)
 {
-	if ((__s64)(p->scx.dsq_vtime - now_vtime) > 0)
-		now_vtime = p->scx.dsq_vtime;
+	if ((__s64)(p->scx.dsq_vtime - max_running_vtime) > 0)
+		max_running_vtime = p->scx.dsq_vtime;
 }
 
 void CALLBACK(fair_stopping, struct task_struct *p, bool runnable)
 {
 	__u64 used = SCX_SLICE_DFL - p->scx.slice;
 
-	if (fault == LEAK_TO_CGROUP && is_favoured(p))
+	if (fault == LEAK_TO_CGROUP && is_in_favoured_cgroup(p))
 		used /= 4;
 	p->scx.dsq_vtime += used * NICE_0_WEIGHT / p->scx.weight;
 }
 
 void CALLBACK(fair_enable, struct task_struct *p)
 {
-	p->scx.dsq_vtime = now_vtime;
+	p->scx.dsq_vtime = max_running_vtime;
 }
 
 /* Without callbacks for CPUs the kernel ends the scheduler when a CPU is switched on or off. The callbacks are empty,
@@ -151,9 +151,9 @@ void CALLBACK(fair_cpu_offline, __s32 cpu)
 
 __s32 SLEEPABLE_CALLBACK(fair_init)
 {
-	__s32 error = scx_bpf_create_dsq(QUEUE, -1);
+	__s32 error = scx_bpf_create_dsq(SHARED_QUEUE, -1);
 
-	loaded_ns = bpf_ktime_get_ns();
+	loaded_at_ns = bpf_ktime_get_ns();
 	if (!error && fault == STARVE)
 		error = scx_bpf_create_dsq(STARVED_QUEUE, -1);
 	return error;

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_stands_for_one_scheduler() {
+    fn fault_names_round_trip() {
         for fault in Fault::ALL {
             assert_eq!(fault.name().parse(), Ok(fault));
         }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_faults_have_the_numbers_of_the_bpf_object() {
+    fn fault_numbers_match_fair_bpf_c() {
         let source = include_str!("fair.bpf.c");
         let start = source.find("enum fault {").unwrap();
         let body = &source[start..start + source[start..].find('}').unwrap()];

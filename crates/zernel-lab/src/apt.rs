@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_mirror_among_stanzas() {
+    fn mirror_is_read_from_deb822_stanzas() {
         let text = "\
 # a comment
 Types: deb
@@ -369,7 +369,7 @@ Components: main contrib
     }
 
     #[test]
-    fn finds_the_mirror_among_lines() {
+    fn mirror_is_read_from_one_line_sources() {
         let text = "\
 # deb http://commented.example.org/debian bookworm main
 deb-src http://source.example.org/debian bookworm main
@@ -384,7 +384,7 @@ deb [arch=amd64 signed-by=/k.gpg] http://mirror.example.org/debian/ trixie main 
     }
 
     #[test]
-    fn a_mirror_list_file_is_a_mirror() {
+    fn mirror_list_file_is_accepted_as_mirror() {
         let text = "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list\nSuites: trixie\nComponents: main\n";
         assert_eq!(
             mirror_in_stanzas(text).as_deref(),
@@ -393,7 +393,7 @@ deb [arch=amd64 signed-by=/k.gpg] http://mirror.example.org/debian/ trixie main 
     }
 
     #[test]
-    fn other_systems_have_no_debian_mirror() {
+    fn non_debian_sources_give_no_mirror() {
         let ubuntu = "Types: deb\nURIs: http://archive.example.com/ubuntu\nSuites: noble\nComponents: main\n";
         assert_eq!(mirror_in_stanzas(ubuntu), None);
         assert_eq!(
@@ -407,7 +407,7 @@ deb [arch=amd64 signed-by=/k.gpg] http://mirror.example.org/debian/ trixie main 
     }
 
     #[test]
-    fn only_the_errors_of_apt_are_repeated() {
+    fn error_lines_keep_only_apt_errors() {
         let output = Output {
             status: std::process::ExitStatus::default(),
             stdout: Vec::new(),

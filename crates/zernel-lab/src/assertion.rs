@@ -15,7 +15,7 @@ use idle_time::judge_idle_time;
 
 /// The longest time that a runnable task may wait when a scenario does not say. A fair scheduler with
 /// twice as many tasks as CPUs lets each wait for some milliseconds.
-const DEFAULT_LONGEST_WAIT_MS: u64 = 250;
+const DEFAULT_MAX_RUNNABLE_WAIT_MS: u64 = 250;
 /// Number of samples that must lie beyond a quantile before the quantile is judged.
 const MIN_SAMPLES_BEYOND_QUANTILE: f64 = 2.0;
 
@@ -129,7 +129,7 @@ impl Verdict {
         }
     }
 
-    fn from_is_met(is_met: bool) -> Self {
+    fn from_assertion_met(is_met: bool) -> Self {
         match is_met {
             true => Self::Pass,
             false => Self::Fail,
@@ -160,7 +160,7 @@ pub struct Finding {
 impl Finding {
     fn new(is_met: bool, text: String) -> Self {
         Self {
-            verdict: Verdict::from_is_met(is_met),
+            verdict: Verdict::from_assertion_met(is_met),
             text,
         }
     }
@@ -186,7 +186,7 @@ pub fn judge_run(
         judge_kernel_warning(kernel_warning),
         judge_completion(figures),
     ];
-    findings.extend(figures.account.as_ref().map(judge_accounting));
+    findings.extend(figures.account.as_ref().map(judge_cpu_time_account));
     findings.extend(judge_idle_time(scenario, figures));
     let own_assertions = scenario.assertions.iter();
     findings.extend(own_assertions.filter_map(|assertion| judge_assertion(assertion, figures)));
@@ -210,7 +210,7 @@ fn judge_starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
             Assertion::Starvation { at_most_ms } => Some(*at_most_ms),
             _ => None,
         });
-    let limit_ms = scenario_limit_ms.unwrap_or(DEFAULT_LONGEST_WAIT_MS);
+    let limit_ms = scenario_limit_ms.unwrap_or(DEFAULT_MAX_RUNNABLE_WAIT_MS);
     let longest_wait_ns = |group: &GroupFigures| {
         let latest_wakeup_ns = group.wake_latency.quantile(1.0).unwrap_or(0);
         let wait_ns = group.longest_wait_ns.max(group.largest_gap_ns);
@@ -358,7 +358,7 @@ fn judge_completion(figures: &RunFigures) -> Finding {
 
 /// Judges whether the figures of a run can be believed: all CPU time is accounted for, and the emulator executed every
 /// CPU.
-fn judge_accounting(account: &CpuTimeFigures) -> Finding {
+fn judge_cpu_time_account(account: &CpuTimeFigures) -> Finding {
     let (sum, cpus) = (account.sum_cpus(), account.cpus);
     let verdict = match account.adds_up && account.stuck.is_empty() {
         true => Verdict::Pass,
@@ -390,12 +390,12 @@ fn judge_assertion(assertion: &Assertion, figures: &RunFigures) -> Option<Findin
         Assertion::Latency { .. } | Assertion::StepTime { .. } => {
             judge_quantile(assertion, figures)
         }
-        _ => judge_amount(assertion, figures),
+        _ => judge_cpu_time_or_throughput(assertion, figures),
     }
 }
 
 /// Judges assertions on CPU time, on the CPUs that a group may use, and on throughput.
-fn judge_amount(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
+fn judge_cpu_time_or_throughput(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
     let used_by = |name: &String| figures.cpus_used_by_groups(std::slice::from_ref(name));
     let group = |name: &str| figures.find_group(name).cloned().unwrap_or_default();
     let (is_met, text) = match assertion {
@@ -456,7 +456,7 @@ fn judge_quantile(assertion: &Assertion, figures: &RunFigures) -> Option<Finding
             let latency = group(name).wake_latency;
             let (limit, value) = ((*quantile, *at_most_us), latency.quantile(*quantile));
             let samples = latency.count;
-            Some(quantile_finding(
+            Some(judge_quantile_of_samples(
                 "wake-up latency",
                 name,
                 limit,
@@ -472,7 +472,13 @@ fn judge_quantile(assertion: &Assertion, figures: &RunFigures) -> Option<Finding
             let steps = group(name).steps_ns;
             let (limit, value) = ((*quantile, *at_most_us), exact_quantile(&steps, *quantile));
             let samples = steps.len() as u64;
-            Some(quantile_finding("step time", name, limit, value, samples))
+            Some(judge_quantile_of_samples(
+                "step time",
+                name,
+                limit,
+                value,
+                samples,
+            ))
         }
         _ => None,
     }
@@ -506,7 +512,7 @@ fn judge_fairness(
     )
 }
 
-fn quantile_finding(
+fn judge_quantile_of_samples(
     metric_name: &str,
     group: &str,
     (quantile, at_most_us): (f64, u64),
@@ -526,7 +532,7 @@ fn quantile_finding(
         {
             Verdict::Inconclusive
         }
-        is_met => Verdict::from_is_met(is_met),
+        is_met => Verdict::from_assertion_met(is_met),
     };
     Finding { verdict, text }
 }

@@ -9,10 +9,10 @@ use crate::qemu::QemuPrograms;
 
 /// What this machine lacks to boot a virtual machine, one line each, with the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("no VM can be booted here: {}", .lacks.join("; "))]
+#[error("no VM can be booted here: {}", .missing_requirements.join("; "))]
 pub struct VmUnavailable {
     /// What is missing, one entry each.
-    pub lacks: Vec<String>,
+    pub missing_requirements: Vec<String>,
 }
 
 /// Checks whether a virtual machine with this kernel can be booted: there is QEMU, a static busybox, and either the
@@ -26,11 +26,13 @@ pub fn check_vm_available(request: &KernelRequest) -> Result<(), VmUnavailable> 
         find_busybox().map(drop).map_err(|error| error.to_string()),
         check_kernel_source(request),
     ];
-    let lacks: Vec<String> = checks.into_iter().filter_map(Result::err).collect();
-    if lacks.is_empty() {
+    let missing_requirements: Vec<String> = checks.into_iter().filter_map(Result::err).collect();
+    if missing_requirements.is_empty() {
         Ok(())
     } else {
-        Err(VmUnavailable { lacks })
+        Err(VmUnavailable {
+            missing_requirements,
+        })
     }
 }
 

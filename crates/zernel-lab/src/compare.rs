@@ -166,7 +166,7 @@ impl SchedulerComparison {
 
     fn build_report(&self, results: &BTreeMap<RunKey, RunResult>) -> ComparisonReport {
         let scenario_report = |(index, scenario): (usize, &Scenario)| {
-            let metric = Metric::of_scenario(scenario);
+            let metric = Metric::compared_in_scenario(scenario);
             let runs_of_scheduler = |scheduler: usize| -> Vec<&RunResult> {
                 let seeds = 1..=self.seed_count;
                 seeds

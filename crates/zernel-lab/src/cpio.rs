@@ -85,14 +85,25 @@ impl<W: Write> CpioWriter<W> {
         let name_size = u32::try_from(name.len() + 1).map_err(|_| {
             io::Error::new(io::ErrorKind::InvalidInput, "a file name longer than 4 GiB")
         })?;
-        const OWNER: u32 = 0;
-        const LINKS: u32 = 1;
-        const TIME: u32 = 0;
-        const DEVICE: u32 = 0;
+        const OWNER_ID: u32 = 0;
+        const LINK_COUNT: u32 = 1;
+        const MODIFICATION_TIME: u32 = 0;
+        const DEVICE_NUMBER: u32 = 0;
         const CHECKSUM: u32 = 0;
         let fields = [
-            inode, mode, OWNER, OWNER, LINKS, TIME, size, DEVICE, DEVICE, DEVICE, DEVICE,
-            name_size, CHECKSUM,
+            inode,
+            mode,
+            OWNER_ID,
+            OWNER_ID,
+            LINK_COUNT,
+            MODIFICATION_TIME,
+            size,
+            DEVICE_NUMBER,
+            DEVICE_NUMBER,
+            DEVICE_NUMBER,
+            DEVICE_NUMBER,
+            name_size,
+            CHECKSUM,
         ];
         self.write_bytes(b"070701")?;
         for field in fields {
@@ -165,7 +176,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_name_and_content_length_survives() {
+    fn names_and_contents_of_all_lengths_round_trip() {
         let mut writer = CpioWriter::new(Vec::new());
         writer.write_directory(b"d", 0o755).unwrap();
         let contents: Vec<Vec<u8>> = (0..9).map(|length| vec![0xA5; length]).collect();
@@ -196,7 +207,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_that_shrinks_is_an_error_and_one_that_grows_is_cut() {
+    fn too_short_file_is_error_and_too_long_file_is_cut() {
         let mut writer = CpioWriter::new(Vec::new());
         let error = writer
             .write_file(b"short", 0o644, 10, &mut b"123".as_slice())
@@ -214,7 +225,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_the_format_cannot_hold_is_refused() {
+    fn file_of_4_gib_is_refused() {
         let mut writer = CpioWriter::new(io::sink());
         let error = writer
             .write_file(b"huge", 0o644, 1 << 32, &mut io::repeat(0))

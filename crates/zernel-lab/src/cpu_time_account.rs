@@ -11,15 +11,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Largest difference that is accepted between the sum of an account and the number of CPUs, for four CPUs.
-pub const TOLERANCE_CPUS: f64 = 0.02;
+pub const ACCOUNT_TOLERANCE_CPUS: f64 = 0.02;
 
 /// A CPU that misses ticks for this long counts as stuck. Rounding loses two ticks of 10 ms at most.
-pub const STUCK_AFTER: Duration = Duration::from_millis(100);
+pub const MIN_STUCK_TIME: Duration = Duration::from_millis(100);
 
 /// A reading of all CPU time that takes longer than this is repeated, because its first and its last value would be of
 /// different moments.
-const MAX_READING_TIME: Duration = Duration::from_millis(2);
-const READING_ATTEMPTS: usize = 10;
+const MAX_CPU_TIME_READING_DURATION: Duration = Duration::from_millis(2);
+const CPU_TIME_READING_ATTEMPTS: usize = 10;
 
 /// Unit of the times in `/proc/stat`.
 const NANOSECONDS_PER_TICK: u64 = 10_000_000;
@@ -32,7 +32,7 @@ pub struct CpuTimeReading {
     cpus: Vec<CpuStat>,
     cgroups: Vec<CgroupReading>,
     kernel_ns: u64,
-    other_ns: u64,
+    other_processes_ns: u64,
 }
 
 /// CPU time that one cgroup has used so far.
@@ -51,7 +51,7 @@ impl CpuTimeReading {
     /// A cgroup or /proc cannot be read.
     pub fn read_with_retries(cgroups: &[(String, PathBuf)]) -> io::Result<Self> {
         let mut best: Option<(Duration, Self)> = None;
-        for _ in 0..READING_ATTEMPTS {
+        for _ in 0..CPU_TIME_READING_ATTEMPTS {
             let start = Instant::now();
             let reading = Self::read_once(cgroups)?;
             let duration = start.elapsed();
@@ -61,7 +61,7 @@ impl CpuTimeReading {
             {
                 best = Some((duration, reading));
             }
-            if duration < MAX_READING_TIME {
+            if duration < MAX_CPU_TIME_READING_DURATION {
                 break;
             }
         }
@@ -87,13 +87,13 @@ impl CpuTimeReading {
         }
         let read_at = Instant::now();
         let cpus = parse_proc_stat(&read_text_file(Path::new("/proc/stat"))?)?;
-        let (kernel_ns, other_ns) = cpu_ns_outside_of_cgroups(cgroups)?;
+        let (kernel_ns, other_processes_ns) = cpu_ns_outside_of_cgroups(cgroups)?;
         Ok(Self {
             read_at,
             cpus,
             cgroups: readings,
             kernel_ns,
-            other_ns,
+            other_processes_ns,
         })
     }
 }
@@ -111,12 +111,12 @@ pub struct CpuTimeAccount {
     pub kernel_cpus: f64,
     /// CPUs that processes outside of the cgroups used. The process that reads the times is among them; processes that
     /// have exited are not.
-    pub other_cpus: f64,
+    pub other_processes_cpus: f64,
     /// CPUs that were idle.
     pub idle_cpus: f64,
     /// CPUs that were switched off, in proportion to the time.
     pub offline_cpus: f64,
-    /// CPUs that missed their ticks for longer than [`STUCK_AFTER`], with the time that they missed. They had
+    /// CPUs that missed their ticks for longer than [`MIN_STUCK_TIME`], with the time that they missed. They had
     /// interrupts disabled, or the host did not execute them.
     pub stuck_cpus: Vec<(usize, Duration)>,
 }
@@ -143,13 +143,13 @@ impl CpuTimeAccount {
             cpu_count: first.cpus.len().max(second.cpus.len()),
             cgroups: second.cgroups.iter().map(cgroup_and_cpus).collect(),
             kernel_cpus: cpus_used(first.kernel_ns, second.kernel_ns),
-            other_cpus: cpus_used(first.other_ns, second.other_ns),
+            other_processes_cpus: cpus_used(first.other_processes_ns, second.other_processes_ns),
             idle_cpus: cpus_in_both_readings(first, second)
                 .map(|(before, after)| cpus_used(before.idle_ns, after.idle_ns))
                 .sum(),
             offline_cpus: 0.0,
             stuck_cpus: cpus_in_both_readings(first, second)
-                .filter_map(|(before, after)| missed_ticks(before, after, wall_time))
+                .filter_map(|(before, after)| cpu_and_missed_tick_time(before, after, wall_time))
                 .collect(),
         }
     }
@@ -164,7 +164,8 @@ impl CpuTimeAccount {
             let own_periods = offline.iter().filter(|(number, _)| number == cpu);
             *missed = missed.saturating_sub(own_periods.map(|(_, time)| *time).sum());
         }
-        self.stuck_cpus.retain(|(_, missed)| *missed > STUCK_AFTER);
+        self.stuck_cpus
+            .retain(|(_, missed)| *missed > MIN_STUCK_TIME);
         self
     }
 
@@ -172,14 +173,14 @@ impl CpuTimeAccount {
     #[must_use]
     pub fn sum_cpus(&self) -> f64 {
         let cgroups: f64 = self.cgroups.iter().map(|(_, cpus)| cpus).sum();
-        cgroups + self.kernel_cpus + self.other_cpus + self.idle_cpus + self.offline_cpus
+        cgroups + self.kernel_cpus + self.other_processes_cpus + self.idle_cpus + self.offline_cpus
     }
 
-    /// Whether the parts add up to the number of CPUs, within [`TOLERANCE_CPUS`] per four CPUs and the units of
+    /// Whether the parts add up to the number of CPUs, within [`ACCOUNT_TOLERANCE_CPUS`] per four CPUs and the units of
     /// `/proc/stat`.
     #[must_use]
     pub fn adds_up(&self) -> bool {
-        let tolerance = TOLERANCE_CPUS * (self.cpu_count as f64 / 4.0).max(1.0);
+        let tolerance = ACCOUNT_TOLERANCE_CPUS * (self.cpu_count as f64 / 4.0).max(1.0);
         (self.sum_cpus() - self.cpu_count as f64).abs() <= tolerance + self.idle_error_cpus()
     }
 
@@ -201,7 +202,7 @@ impl fmt::Display for CpuTimeAccount {
             formatter,
             "kernel {:.3} + other {:.3} + idle {:.3} = {:.3} of {} CPUs in {:.3} s",
             self.kernel_cpus,
-            self.other_cpus,
+            self.other_processes_cpus,
             self.idle_cpus,
             self.sum_cpus(),
             self.cpu_count,
@@ -232,7 +233,7 @@ fn cpus_in_both_readings<'a>(
 
 /// The time for which a busy CPU missed its ticks. A CPU that idles now and then cannot be judged: it stops its tick
 /// while it idles, and its work until the next tick is not counted.
-fn missed_ticks(
+fn cpu_and_missed_tick_time(
     before: &CpuStat,
     after: &CpuStat,
     wall_time: Duration,
@@ -243,7 +244,7 @@ fn missed_ticks(
     }
     let accounted_ns = after.accounted_ns.saturating_sub(before.accounted_ns);
     let missed = wall_time.saturating_sub(Duration::from_nanos(accounted_ns));
-    (missed > STUCK_AFTER).then_some((before.cpu, missed))
+    (missed > MIN_STUCK_TIME).then_some((before.cpu, missed))
 }
 
 fn read_text_file(path: &Path) -> io::Result<String> {
@@ -312,7 +313,7 @@ fn parse_cpu_line(line: &str) -> Option<CpuStat> {
 
 /// CPU time of all kernel threads, and of all processes outside of some cgroups.
 fn cpu_ns_outside_of_cgroups(cgroups: &[(String, PathBuf)]) -> io::Result<(u64, u64)> {
-    let (mut kernel_ns, mut other_ns) = (0_u64, 0_u64);
+    let (mut kernel_ns, mut other_processes_ns) = (0_u64, 0_u64);
     for process in fs::read_dir("/proc")?.flatten() {
         let folder = process.path();
         let is_pid = process
@@ -334,10 +335,10 @@ fn cpu_ns_outside_of_cgroups(cgroups: &[(String, PathBuf)]) -> io::Result<(u64, 
         if is_kernel_thread(&stat) {
             kernel_ns = kernel_ns.saturating_add(used_ns);
         } else if !cgroups.iter().any(|(_, part)| is_in_cgroup(&cgroup, part)) {
-            other_ns = other_ns.saturating_add(used_ns);
+            other_processes_ns = other_processes_ns.saturating_add(used_ns);
         }
     }
-    Ok((kernel_ns, other_ns))
+    Ok((kernel_ns, other_processes_ns))
 }
 
 /// CPU time of those threads of a process that have not exited.
@@ -393,12 +394,12 @@ mod tests {
                 used_ns: training_ns,
             }],
             kernel_ns: 0,
-            other_ns: 0,
+            other_processes_ns: 0,
         }
     }
 
     #[test]
-    fn a_cpu_that_misses_its_ticks_is_named() {
+    fn cpu_that_misses_ticks_is_stuck() {
         let start = Instant::now();
         let first = reading_with(start, 0, 0);
         let mut second = reading_with(start + Duration::from_secs(2), 8_000_000_000, 0);
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_was_switched_off_is_not_stuck() {
+    fn offline_cpu_is_not_stuck() {
         let start = Instant::now();
         let first = reading_with(start, 0, 0);
         let mut second = reading_with(start + Duration::from_secs(2), 4_000_000_000, 4_000_000_000);
@@ -439,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_that_is_new_counts_from_its_start() {
+    fn new_cgroup_is_counted_from_zero() {
         let start = Instant::now();
         let first = reading_with(start, 1_000_000_000, 0);
         let mut second = reading_with(start + Duration::from_secs(2), 2_000_000_000, 0);
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_that_misses_time_does_not_add_up() {
+    fn account_with_missing_time_does_not_add_up() {
         let start = Instant::now();
         let first = reading_with(start, 500, 700);
         let end = start + Duration::from_secs(2);
@@ -483,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_texts_are_read() {
+    fn proc_stat_and_cpu_stat_are_parsed() {
         assert_eq!(
             cgroup_cpu_ns("usage_usec 1500\nuser_usec 1000\n").unwrap(),
             1_500_000
@@ -511,9 +512,9 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_cpu_time_outside_of_any_part() {
+    fn cpu_time_of_this_machine_can_be_read() {
         let reading = CpuTimeReading::read_with_retries(&[]).unwrap();
-        assert!(!reading.cpus.is_empty() && reading.other_ns > 0);
+        assert!(!reading.cpus.is_empty() && reading.other_processes_ns > 0);
         assert!(
             CpuTimeReading::read_with_retries(&[("a".to_owned(), "no/such/cgroup".into())])
                 .is_err()

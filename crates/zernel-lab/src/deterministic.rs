@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Interval of the timer that ends a vCPU's turn. With it, four pinned spinners differ by 1 % under QEMU 7.2; without
 /// it a vCPU waits for milliseconds.
-const VCPU_TURN_US: u32 = 10;
+const VCPU_TURN_TIMER_US: u32 = 10;
 
 /// QEMU's setting for the guest's date at boot, and for a clock that follows virtual time.
 const RTC_OPTION_VALUE: &str = "base=2026-01-01,clock=vm";
@@ -60,9 +60,9 @@ impl DeterministicSettings {
     /// numbers and another start time. The same boots crash in every run, so the result stays the same, too.
     pub(crate) fn settings_after_emulator_crash(&self) -> impl Iterator<Item = Self> {
         /// This step is larger than the number of seeds of any comparison, so no other run has the same seed.
-        const SEED_DISTANCE: u64 = 1_000_003;
+        const RETRY_SEED_STEP: u64 = 1_000_003;
         (1..4).map(|attempt| Self {
-            seed: self.seed.wrapping_add(attempt * SEED_DISTANCE),
+            seed: self.seed.wrapping_add(attempt * RETRY_SEED_STEP),
             ..self.clone()
         })
     }
@@ -77,7 +77,7 @@ impl DeterministicSettings {
             ("-netdev", "hubport,id=turns,hubid=0".to_owned()),
             (
                 "-object",
-                format!("filter-buffer,id=turn,netdev=turns,interval={VCPU_TURN_US}"),
+                format!("filter-buffer,id=turn,netdev=turns,interval={VCPU_TURN_TIMER_US}"),
             ),
         ]
     }
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_decides_the_entropy_and_the_start() {
+    fn seed_determines_entropy_and_command_start_delay() {
         let settings = DeterministicSettings::new(1);
         assert_eq!(settings.entropy(), DeterministicSettings::new(1).entropy());
         assert_ne!(settings.entropy(), DeterministicSettings::new(2).entropy());
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_words_are_those_of_splitmix64() {
+    fn random_words_match_splitmix64() {
         // The first numbers that the reference implementation returns for seed 1234567.
         let words: Vec<u64> = random_words(1_234_567).take(2).collect();
         assert_eq!(
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_names_the_first_line_that_is_not_equal() {
+    fn run_difference_names_first_differing_line() {
         let first_difference = |first_run: &str, second_run: &str| {
             RunDifference::first_difference("console", first_run.as_bytes(), second_run.as_bytes())
         };
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_covers_every_byte_and_every_border() {
+    fn run_digest_covers_bytes_and_text_boundaries() {
         let digest = |texts: &[&str]| RunDigest::of_texts(texts.iter().map(|text| text.as_bytes()));
         assert_eq!(digest(&["a", "b"]), digest(&["a", "b"]));
         for other in [&["a", "c"][..], &["ab", ""], &["", "ab"], &["a", "b", ""]] {

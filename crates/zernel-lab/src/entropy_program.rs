@@ -82,7 +82,7 @@ mod tests {
     use object::{Object, ObjectSegment};
 
     #[test]
-    fn the_program_is_static_and_ends_with_the_entropy() {
+    fn entropy_executable_is_one_segment_ending_with_entropy() {
         let file = build_executable(&[0x5a; 64]);
         let parsed = object::File::parse(&*file).unwrap();
         assert_eq!(parsed.entry(), LOAD_ADDRESS + CODE_OFFSET);
@@ -93,7 +93,7 @@ mod tests {
 
     /// Addresses in the code are distances from the next instruction.
     #[test]
-    fn the_code_refers_to_the_path_and_to_the_pool() {
+    fn code_refers_to_device_path_and_entropy() {
         let operand_target = |at: usize| usize::from(INSTRUCTIONS[at - 4]) + at;
         assert_eq!(operand_target(12), INSTRUCTIONS.len());
         assert_eq!(

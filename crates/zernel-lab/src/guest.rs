@@ -154,7 +154,7 @@ pub(crate) fn init_script(
         script.extend_from_slice(&words.concat());
         script.push(b'\n');
     };
-    add_line(&[PREPARE_SCRIPT.as_bytes()]);
+    add_line(&[GUEST_SETUP_SCRIPT.as_bytes()]);
     add_line(&[b"port=", ports.device_path_prefix().as_bytes()]);
     if ports == GuestPorts::Serial {
         add_line(&[b"for number in 1 2 3; do $busybox stty -F $port$number raw -echo; done"]);
@@ -177,13 +177,13 @@ pub(crate) fn init_script(
         &words,
         b"; }",
     ]);
-    add_line(&[before_and_after_functions(command.deterministic_settings).as_bytes()]);
-    add_line(&[RUN_SCRIPT.as_bytes()]);
+    add_line(&[shell_hooks_around_command(command.deterministic_settings).as_bytes()]);
+    add_line(&[GUEST_COMMAND_SCRIPT.as_bytes()]);
     Ok(script)
 }
 
 /// Two functions of the script: what runs right before the command, and what runs right after it.
-fn before_and_after_functions(settings: Option<&DeterministicSettings>) -> String {
+fn shell_hooks_around_command(settings: Option<&DeterministicSettings>) -> String {
     let Some(settings) = settings else {
         return "before() { :; }\nafter() { :; }".to_owned();
     };
@@ -192,11 +192,11 @@ fn before_and_after_functions(settings: Option<&DeterministicSettings>) -> Strin
     format!(
         "before() {{
     {ENTROPY_PROGRAM_PATH}
-    {{ $busybox usleep {limit_us}; echo {LIMIT_LINE} >&3; $busybox poweroff -f; }} </dev/null >/dev/null 2>&1 &
+    {{ $busybox usleep {limit_us}; echo {VIRTUAL_TIME_LIMIT_LINE} >&3; $busybox poweroff -f; }} </dev/null >/dev/null 2>&1 &
     $busybox usleep {delay_us}
 }}
 after() {{
-    $busybox sed -n 's/^now at \\([0-9]*\\) nsecs/{TIME_PREFIX}\\1/p' /proc/timer_list >&3
+    $busybox sed -n 's/^now at \\([0-9]*\\) nsecs/{VIRTUAL_TIME_LINE_PREFIX}\\1/p' /proc/timer_list >&3
     $busybox sed 's/^/state /' /proc/stat /proc/interrupts /proc/schedstat >&3
 }}"
     )
@@ -204,10 +204,10 @@ after() {{
 
 /// Beginnings of lines on the status port of a deterministic guest: the limit of virtual time was reached, and the time
 /// at the end of the command.
-const LIMIT_LINE: &str = "limit";
-const TIME_PREFIX: &str = "time ";
+const VIRTUAL_TIME_LIMIT_LINE: &str = "limit";
+const VIRTUAL_TIME_LINE_PREFIX: &str = "time ";
 
-const PREPARE_SCRIPT: &str = "#!/zernel/busybox sh
+const GUEST_SETUP_SCRIPT: &str = "#!/zernel/busybox sh
 busybox=/zernel/busybox
 $busybox mount -t proc proc /proc
 $busybox mount -t sysfs sysfs /sys
@@ -226,7 +226,7 @@ $busybox ln -s /proc/self/fd/2 /dev/stderr
 $busybox ip link set lo up
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb";
 
-const RUN_SCRIPT: &str = r#"exec 3>${port}3
+const GUEST_COMMAND_SCRIPT: &str = r#"exec 3>${port}3
 $busybox mkfifo /run/stdout /run/stderr
 $busybox cat </run/stdout >${port}1 3>&- &
 stdout=$!
@@ -299,7 +299,10 @@ impl GuestProgress {
             .find_map(|line| line.strip_prefix("done "));
         match ended_line.and_then(parse_command_status) {
             Some(status) => Self::CommandEnded(status),
-            None if complete_lines.lines().any(|line| line == LIMIT_LINE) => {
+            None if complete_lines
+                .lines()
+                .any(|line| line == VIRTUAL_TIME_LIMIT_LINE) =>
+            {
                 Self::VirtualTimeLimitReached
             }
             None if complete_lines.lines().any(|line| line == "ready") => Self::Running,
@@ -312,7 +315,7 @@ impl GuestProgress {
 pub(crate) fn virtual_time_in_status(status: &str) -> Option<Duration> {
     let nanoseconds = status
         .lines()
-        .find_map(|line| line.strip_prefix(TIME_PREFIX))?;
+        .find_map(|line| line.strip_prefix(VIRTUAL_TIME_LINE_PREFIX))?;
     nanoseconds.parse().ok().map(Duration::from_nanos)
 }
 
@@ -338,7 +341,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_shell_reads_quoted_words_back_unchanged() {
+    fn quote_for_shell_round_trips_through_sh() {
         let words = [
             &b"plain"[..],
             b"",
@@ -362,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn variable_names_are_checked() {
+    fn invalid_variable_names_are_refused() {
         for name in ["RUST_LOG", "_x1"] {
             assert!(check_variable_name(name).is_ok(), "{name}");
         }
@@ -372,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_follows_the_status_port() {
+    fn guest_progress_is_parsed_from_status_port() {
         use CommandStatus::{Exited, Killed};
         assert_eq!(GuestProgress::parse_status(""), GuestProgress::Booting);
         assert_eq!(GuestProgress::parse_status("read"), GuestProgress::Booting);
@@ -417,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_is_valid_shell() {
+    fn init_script_is_valid_shell() {
         let arguments = [OsString::from("-c"), OsString::from("echo 'a' && exit 7")];
         let environment = [("A".to_owned(), OsString::from("b c"))];
         let deterministic_settings = DeterministicSettings::new(1);

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_come_before_their_contents() {
+    fn archive_lists_folders_before_contents() {
         let entries = read_archive(&archive_bytes(&sample_initramfs()));
         let position = |name: &str| entries.iter().position(|entry| entry.name == name).unwrap();
         assert!(position("a") < position("a/b"));
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_copied_whole_at_the_same_path() {
+    fn program_is_copied_to_same_guest_path() {
         let entries = read_archive(&archive_bytes(&sample_initramfs()));
         let copied = entries
             .iter()
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn any_file_is_taken_along_and_a_program_with_its_libraries() {
+    fn add_at_same_path_adds_libraries_of_programs() {
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("script");
         fs::write(&script, "#!/bin/sh\n").unwrap();
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_list_gives_the_same_bytes_in_any_order() {
+    fn archive_bytes_do_not_depend_on_insertion_order() {
         let mut added_in_reverse_order = Initramfs::new();
         added_in_reverse_order.add_program("/bin/cat").unwrap();
         added_in_reverse_order
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_leave_the_guest_are_refused() {
+    fn invalid_guest_paths_are_refused() {
         let mut initramfs = Initramfs::new();
         for path in ["relative", "/", "/../up", "/a/../../b", ""] {
             let error = initramfs
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cannot_become_a_folder() {
+    fn file_and_folder_at_one_path_conflict() {
         let mut initramfs = Initramfs::new();
         initramfs.add_file_with_content("/a", "", 0o644).unwrap();
         assert!(matches!(
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_and_a_folder_are_named_in_the_error() {
+    fn missing_host_file_and_host_folder_are_errors() {
         let mut initramfs = Initramfs::new();
         let error = initramfs
             .add_host_file("/no/such/file", "/file")

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_release_is_read_from_the_image() {
+    fn kernel_release_is_read_from_image() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("vmlinuz");
         fs::write(&image, fake_image("6.18.15+deb13-cloud-amd64")).unwrap();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_not_kernels() {
+    fn files_without_kernel_header_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         for content in [Vec::new(), vec![0x7f; 0x1000]] {
             let path = folder.path().join("file");
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn sched_ext_is_wanted_from_6_16_on() {
+    fn sched_ext_request_needs_6_16_or_newer() {
         let may_be_fulfilled_by = |release: &str| {
             KernelRequest::NewestWithSchedExt.may_be_fulfilled_by(&release.parse().unwrap())
         };
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read_from_text() {
+    fn kernel_requests_are_parsed() {
         assert_eq!("sched_ext".parse(), Ok(KernelRequest::NewestWithSchedExt));
         assert_eq!(
             "6.18.15".parse(),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_does_not_exist_is_answered_with_those_that_do() {
+    fn missing_kernel_error_lists_available_versions() {
         let available_versions =
             ["6.12.107", "6.1.0-50", "6.12.107"].map(|release| release.parse().unwrap());
         let error = KernelError::no_such_kernel(

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_real_signed_images_in_order_of_version() {
+    fn signed_cloud_images_are_listed_by_version() {
         let names = [
             "linux-image-cloud-amd64",
             "linux-image-6.16.3+deb13-cloud-amd64",
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_split_kernel_is_its_two_parts() {
+    fn split_kernel_needs_binary_and_base_packages() {
         let names = [
             "linux-image-7.2.12+deb13-cloud-amd64",
             "linux-binary-7.2.12+deb13-cloud-amd64",
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_a_split_kernel_is_none() {
+    fn split_kernel_without_base_package_is_ignored() {
         let names = [
             "linux-image-6.19.14+deb13-cloud-amd64",
             "linux-binary-6.19.14+deb13-cloud-amd64",

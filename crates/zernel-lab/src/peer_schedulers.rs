@@ -221,10 +221,10 @@ fn version_in_crate_list(list: &str, name: &str) -> Option<String> {
 }
 
 fn last_lines(output: &[u8]) -> String {
-    const LINES: usize = 20;
+    const KEPT_OUTPUT_LINES: usize = 20;
     let text = String::from_utf8_lossy(output);
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(LINES)..].join("\n")
+    lines[lines.len().saturating_sub(KEPT_OUTPUT_LINES)..].join("\n")
 }
 
 #[cfg(test)]
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cargos_list_names_the_version() {
+    fn installed_version_is_read_from_cargo_list() {
         let list = "[v1]\n\"scx_bpfland 1.1.4 (registry+https://x)\" = [\"scx_bpfland\"]\n\"scx_bpfland_extra 9.9 (x)\" = []\n";
         assert_eq!(
             version_in_crate_list(list, "scx_bpfland").as_deref(),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_found_by_name_and_built_only_where_its_program_is() {
+    fn peer_is_found_by_name_and_its_program_in_cache() {
         assert_eq!(find_peer_scheduler("scx_lavd").unwrap().name, "scx_lavd");
         let error = find_peer_scheduler("scx_none").unwrap_err().to_string();
         assert!(error.contains("scx_layered"), "{error}");

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_is_refused_with_the_remedy() {
+    fn script_without_interpreter_is_refused_with_hint() {
         let mut script = tempfile::NamedTempFile::new().unwrap();
         io::Write::write_all(&mut script, b"#!/bin/sh\necho hello\n").unwrap();
         let error = needed_files(script.path()).unwrap_err();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_loader_listing() {
+    fn loader_list_lines_are_parsed() {
         let library =
             parse_listed_library("\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f0d)");
         assert_eq!(

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_what_a_shell_finds_and_nothing_else() {
+    fn find_program_searches_path_variable() {
         assert!(find_program("sh").is_some_and(|path| path.is_absolute()));
         assert_eq!(find_program("no-such-program-here"), None);
     }

@@ -22,13 +22,14 @@ const SETPRIV_PROGRAM: &str = "setpriv";
 /// Names of files in the folder of a run.
 pub(crate) const CONSOLE_FILE: &str = "console";
 pub(crate) const INITRAMFS_FILE: &str = "initramfs";
-pub(crate) const LOG_FILE: &str = "qemu.log";
-const THREADS_LIBRARY_FILE: &str = "qemu_threads.so";
-/// This file is created by the library of a deterministic run: `EVIDENCE` in `qemu_threads.c`.
-pub(crate) const THREADS_EVIDENCE_FILE: &str = "qemu_threads.used";
+pub(crate) const QEMU_LOG_FILE: &str = "qemu.log";
+const QEMU_THREADS_LIBRARY_FILE: &str = "qemu_threads.so";
+/// This file is created by the library of a deterministic run: `LOADED_FILE` in `qemu_threads.c`.
+pub(crate) const QEMU_THREADS_LOADED_FILE: &str = "qemu_threads.used";
 
 /// The library that decides which of QEMU's threads runs in a deterministic run.
-const THREADS_LIBRARY_BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qemu_threads.so"));
+const QEMU_THREADS_LIBRARY_BYTES: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/qemu_threads.so"));
 
 /// The beginning of QEMU's message when KVM fails. QEMU then stops the guest and does not exit.
 const KVM_FAILURE_MESSAGE: &str = "KVM internal error";
@@ -77,7 +78,7 @@ impl QemuProcess {
         folder: &Path,
         is_deterministic: bool,
     ) -> io::Result<Self> {
-        let log = File::create(folder.join(LOG_FILE))?;
+        let log = File::create(folder.join(QEMU_LOG_FILE))?;
         let mut command = Command::new(&programs.setpriv);
         command.args(["--pdeathsig", "KILL", "--"]);
         command.arg(&programs.qemu);
@@ -87,8 +88,11 @@ impl QemuProcess {
             command.arg("-L").arg(std::path::absolute(firmware)?);
         }
         if is_deterministic {
-            fs::write(folder.join(THREADS_LIBRARY_FILE), THREADS_LIBRARY_BYTES)?;
-            command.env("LD_PRELOAD", format!("./{THREADS_LIBRARY_FILE}"));
+            fs::write(
+                folder.join(QEMU_THREADS_LIBRARY_FILE),
+                QEMU_THREADS_LIBRARY_BYTES,
+            )?;
+            command.env("LD_PRELOAD", format!("./{QEMU_THREADS_LIBRARY_FILE}"));
         }
         let child = command
             .args(arguments)

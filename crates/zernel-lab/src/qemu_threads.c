@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 /* The vCPU thread creates this file in the working directory. It shows that the library is in effect. */
-#define EVIDENCE "qemu_threads.used"
+#define LOADED_FILE "qemu_threads.used"
 
 static pthread_t main_thread;
 /* The vCPU thread: of all threads but the main thread, the first one that waits for a condition. */
@@ -36,21 +36,21 @@ static int has_vcpu_thread;
 
 /* The condition that the vCPU thread sleeps on, null while the thread runs. A thread that does not exist yet counts
  * as asleep. */
-static _Atomic(pthread_cond_t *) sleeps_on = (pthread_cond_t *)-1;
+static _Atomic(pthread_cond_t *) vcpu_sleep_condition = (pthread_cond_t *)-1;
 
 /* QEMU's lock: the mutex that the vCPU thread releases while it sleeps. */
 static _Atomic(pthread_mutex_t *) qemu_lock;
 
 /* How often the vCPU thread fell asleep. The main thread waits until this number changes. */
-static atomic_int sleeps;
+static atomic_int vcpu_sleep_count;
 
 /* Whether the guest has switched itself off. */
-static atomic_int is_off;
+static atomic_int is_guest_off;
 
 static void wake_main_thread(void)
 {
-	sleeps++;
-	syscall(SYS_futex, &sleeps, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	vcpu_sleep_count++;
+	syscall(SYS_futex, &vcpu_sleep_count, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 __attribute__((constructor)) static void remember_main_thread(void)
@@ -69,13 +69,13 @@ static int is_vcpu_thread(void)
 	if (!has_vcpu_thread) {
 		vcpu_thread = pthread_self();
 		has_vcpu_thread = 1;
-		close(open(EVIDENCE, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+		close(open(LOADED_FILE, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
 	}
 	return pthread_equal(pthread_self(), vcpu_thread);
 }
 
 /* The function of the C library that a function of this file replaces. */
-static void *original(const char *name, const char *version)
+static void *libc_function(const char *name, const char *version)
 {
 	void *function = dlvsym(RTLD_NEXT, name, version);
 	return function ? function : dlsym(RTLD_NEXT, name);
@@ -87,14 +87,14 @@ int pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
 	int result;
 
 	if (!wait)
-		wait = original("pthread_cond_wait", "GLIBC_2.3.2");
+		wait = libc_function("pthread_cond_wait", "GLIBC_2.3.2");
 	if (is_main_thread() || !is_vcpu_thread())
 		return wait(condition, mutex);
 	qemu_lock = mutex;
-	sleeps_on = condition;
+	vcpu_sleep_condition = condition;
 	wake_main_thread();
 	result = wait(condition, mutex);
-	sleeps_on = NULL;
+	vcpu_sleep_condition = NULL;
 	return result;
 }
 
@@ -105,8 +105,8 @@ int pthread_cond_broadcast(pthread_cond_t *condition)
 	pthread_cond_t *expected = condition;
 
 	if (!broadcast)
-		broadcast = original("pthread_cond_broadcast", "GLIBC_2.3.2");
-	atomic_compare_exchange_strong(&sleeps_on, &expected, NULL);
+		broadcast = libc_function("pthread_cond_broadcast", "GLIBC_2.3.2");
+	atomic_compare_exchange_strong(&vcpu_sleep_condition, &expected, NULL);
 	return broadcast(condition);
 }
 
@@ -125,14 +125,14 @@ int ppoll(struct pollfd *files, nfds_t count, const struct timespec *timeout, co
 	int ready;
 
 	if (!poll_files)
-		poll_files = original("ppoll", "GLIBC_2.4");
+		poll_files = libc_function("ppoll", "GLIBC_2.4");
 	ready = poll_files(files, count, timeout, mask);
 	while (is_main_thread() && !holds_qemu_lock()) {
-		int seen = sleeps;
+		int seen = vcpu_sleep_count;
 
-		if (sleeps_on || is_off)
+		if (vcpu_sleep_condition || is_guest_off)
 			break;
-		syscall(SYS_futex, &sleeps, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+		syscall(SYS_futex, &vcpu_sleep_count, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 	}
 	return ready;
 }
@@ -144,46 +144,46 @@ extern void *qemu_get_cpu(int index) __attribute__((weak));
 extern _Bool cpu_thread_is_idle(void *cpu) __attribute__((weak));
 extern _Bool cpu_work_list_empty(void *cpu) __attribute__((weak));
 extern int64_t qemu_clock_deadline_ns_all(int clock, int attributes) __attribute__((weak));
-#define VIRTUAL_CLOCK 1
-#define ALL_TIMERS (-1)
+#define QEMU_VIRTUAL_CLOCK 1
+#define ALL_TIMER_ATTRIBUTES (-1)
 /* What a turn of a vCPU returns if it ended early or used all of its time. */
-#define TURN_ENDED 0x10000
+#define VCPU_TURN_ENDED 0x10000
 
 /* Functions of QEMU's emulator. Functions of this file replace the first two. */
-static void (*process_data)(void *cpu);
-static int (*execute)(void *cpu);
-static void (*prepare_for_run)(void *cpu);
+static void (*qemu_process_data)(void *cpu);
+static int (*qemu_execute_turn)(void *cpu);
+static void (*qemu_prepare_for_turn)(void *cpu);
 
 /* Part of the name of QEMU's emulator, a module that QEMU loads itself. */
-#define EMULATOR "/accel-tcg-"
+#define EMULATOR_MODULE_NAME_PART "/accel-tcg-"
 
-static int open_emulator(struct dl_phdr_info *object, size_t size, void *handle)
+static int open_emulator_module(struct dl_phdr_info *object, size_t size, void *handle)
 {
 	(void)size;
-	if (!strstr(object->dlpi_name, EMULATOR))
+	if (!strstr(object->dlpi_name, EMULATOR_MODULE_NAME_PART))
 		return 0;
 	*(void **)handle = dlopen(object->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
 	return 1;
 }
 
-static void find_functions(void)
+static void find_emulator_functions(void)
 {
 	void *emulator = NULL;
 
-	dl_iterate_phdr(open_emulator, &emulator);
+	dl_iterate_phdr(open_emulator_module, &emulator);
 	if (emulator) {
-		process_data = dlsym(emulator, "icount_process_data");
-		execute = dlsym(emulator, "tcg_cpus_exec");
-		prepare_for_run = dlsym(emulator, "icount_prepare_for_run");
+		qemu_process_data = dlsym(emulator, "icount_process_data");
+		qemu_execute_turn = dlsym(emulator, "tcg_cpus_exec");
+		qemu_prepare_for_turn = dlsym(emulator, "icount_prepare_for_run");
 	}
-	if (!process_data || !execute || !prepare_for_run || !qemu_shutdown_requested_get || !qemu_cpu_kick ||
+	if (!qemu_process_data || !qemu_execute_turn || !qemu_prepare_for_turn || !qemu_shutdown_requested_get || !qemu_cpu_kick ||
 	    !qemu_get_cpu || !cpu_thread_is_idle || !cpu_work_list_empty || !qemu_clock_deadline_ns_all)
 		abort();
 }
 
 static int is_timer_due(void)
 {
-	return !qemu_clock_deadline_ns_all(VIRTUAL_CLOCK, ALL_TIMERS);
+	return !qemu_clock_deadline_ns_all(QEMU_VIRTUAL_CLOCK, ALL_TIMER_ATTRIBUTES);
 }
 
 /*
@@ -196,11 +196,11 @@ static int is_timer_due(void)
  */
 void icount_process_data(void *cpu)
 {
-	if (!process_data)
-		find_functions();
-	process_data(cpu);
-	if (!is_off && qemu_shutdown_requested_get()) {
-		is_off = 1;
+	if (!qemu_process_data)
+		find_emulator_functions();
+	qemu_process_data(cpu);
+	if (!is_guest_off && qemu_shutdown_requested_get()) {
+		is_guest_off = 1;
 		wake_main_thread();
 	}
 	if (is_timer_due())
@@ -208,7 +208,7 @@ void icount_process_data(void *cpu)
 }
 
 /* Whether no other vCPU can execute anything. */
-static int is_alone(void *cpu)
+static int are_other_vcpus_idle(void *cpu)
 {
 	void *other;
 
@@ -229,16 +229,16 @@ int tcg_cpus_exec(void *cpu)
 {
 	int result;
 
-	if (!execute)
-		find_functions();
-	result = execute(cpu);
-	while (result == TURN_ENDED && !qemu_shutdown_requested_get() && cpu_work_list_empty(cpu) && is_alone(cpu)) {
+	if (!qemu_execute_turn)
+		find_emulator_functions();
+	result = qemu_execute_turn(cpu);
+	while (result == VCPU_TURN_ENDED && !qemu_shutdown_requested_get() && cpu_work_list_empty(cpu) && are_other_vcpus_idle(cpu)) {
 		/* Counts the instructions of this turn. QEMU calls it again, and then it counts none. */
-		process_data(cpu);
+		qemu_process_data(cpu);
 		if (is_timer_due())
 			break;
-		prepare_for_run(cpu);
-		result = execute(cpu);
+		qemu_prepare_for_turn(cpu);
+		result = qemu_execute_turn(cpu);
 	}
 	return result;
 }

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_and_its_length_count() {
+    fn input_hash_covers_parts_and_their_lengths() {
         let hashes = [
             hash_of_parts(&[]),
             hash_of_parts(&[""]),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_comes_back_and_a_damaged_one_does_not() {
+    fn cached_result_round_trips_unless_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let cache = RunCache {
             folder: folder.path().to_owned(),

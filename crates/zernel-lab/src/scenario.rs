@@ -207,7 +207,7 @@ impl Scenario {
 
     /// Whether a step of the scenario starts this group.
     #[must_use]
-    pub fn is_added_later(&self, group: &str) -> bool {
+    pub fn is_added_by_step(&self, group: &str) -> bool {
         let adds =
             |step: &TimedAction| matches!(&step.action, ScenarioAction::Add(name) if name == group);
         self.steps.iter().any(adds)
@@ -218,7 +218,7 @@ impl Scenario {
     pub fn needs_software_gpu(&self) -> bool {
         self.groups
             .iter()
-            .any(|group| gpu_driver_path(&group.work_type).is_some())
+            .any(|group| gpu_driver_path_of_work(&group.work_type).is_some())
     }
 
     fn check(&self) -> Result<(), String> {
@@ -258,7 +258,7 @@ impl Scenario {
             return Err(format!("group {number} has no `name`; name it"));
         }
         for group in &self.groups {
-            if let Some(path) = gpu_driver_path(&group.work_type)
+            if let Some(path) = gpu_driver_path_of_work(&group.work_type)
                 && path != SOFTWARE_GPU_DRIVER_PATH
             {
                 return Err(format!(
@@ -272,7 +272,11 @@ impl Scenario {
         }
         // These checks are not made on the host, which has neither the guest's driver nor its files.
         let spec = WorkloadSpec {
-            groups: self.groups.iter().map(without_gpu_driver).collect(),
+            groups: self
+                .groups
+                .iter()
+                .map(with_gpu_simulated_by_cpu_time)
+                .collect(),
             clone_mode: CloneMode::Fork,
             ..WorkloadSpec::default()
         };
@@ -391,7 +395,7 @@ fn check_name_exists(
 }
 
 /// The path of the GPU driver that a work type uses; `None` if it uses none.
-fn gpu_driver_path(work: &WorkType) -> Option<&str> {
+fn gpu_driver_path_of_work(work: &WorkType) -> Option<&str> {
     let backend = match work {
         WorkType::MlTraining(work) => &work.gpu,
         WorkType::Inference(work) => &work.gpu,
@@ -403,7 +407,7 @@ fn gpu_driver_path(work: &WorkType) -> Option<&str> {
     }
 }
 
-fn without_gpu_driver(group: &WorkSpec) -> WorkSpec {
+fn with_gpu_simulated_by_cpu_time(group: &WorkSpec) -> WorkSpec {
     let mut group = group.clone();
     match &mut group.work_type {
         WorkType::MlTraining(work) => work.gpu = GpuBackend::CpuTime,

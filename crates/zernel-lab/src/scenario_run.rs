@@ -38,9 +38,9 @@ use crate::software_gpu;
 use crate::vm::{CommandOutcome, VmError, VmSpec};
 
 /// Virtual time that a run may take besides its scenario: to boot, to load a scheduler, to stop.
-const VIRTUAL_TIME_BESIDE_SCENARIO: Duration = Duration::from_secs(38);
+const EXTRA_VIRTUAL_TIME: Duration = Duration::from_secs(38);
 /// Time on the host that a run may take.
-const HOST_TIME_LIMIT: Duration = Duration::from_secs(900);
+const RUN_HOST_TIME_LIMIT: Duration = Duration::from_secs(900);
 /// Lines that a run keeps of the console's end, and from its first warning on.
 const KEPT_CONSOLE_LINES: usize = 40;
 
@@ -269,7 +269,7 @@ impl ScenarioRun {
             None => std::env::current_exe().map_err(|error| error.to_string())?,
         };
         let files = self
-            .guest_files(&plan, &cached_stripped_program(&guest))
+            .initramfs_of_guest(&plan, &cached_stripped_program(&guest))
             .map_err(|error| error.to_string())?;
         let mut input_hash = RunInputHash::default();
         input_hash.add_file_content(&kernel.image_path)?;
@@ -292,7 +292,11 @@ impl ScenarioRun {
     }
 
     /// The files that the guest needs.
-    fn guest_files(&self, plan: &GuestPlan, guest: &Path) -> Result<Initramfs, Box<dyn Error>> {
+    fn initramfs_of_guest(
+        &self,
+        plan: &GuestPlan,
+        guest: &Path,
+    ) -> Result<Initramfs, Box<dyn Error>> {
         let mut files = Initramfs::new();
         files.add_file_with_content(PLAN_PATH, serde_json::to_vec(plan)?, 0o644)?;
         if let SchedulerChoice::Program { path, .. } = &self.scheduler {
@@ -314,8 +318,8 @@ impl ScenarioRun {
         Ok(VmSpec::new(kernel)
             .topology(self.scenario.parsed_topology()?)
             .memory_mib(self.scenario.memory_mib)
-            .command_timeout(HOST_TIME_LIMIT)
-            .boot_timeout(HOST_TIME_LIMIT)
+            .command_timeout(RUN_HOST_TIME_LIMIT)
+            .boot_timeout(RUN_HOST_TIME_LIMIT)
             .deterministic(self.deterministic_settings())
             .files(files)
             .interrupted_by(Arc::clone(&self.interrupt_flag)))
@@ -325,7 +329,7 @@ impl ScenarioRun {
         let scenario_ms = self.scenario.warmup_ms + self.scenario.duration_ms;
         DeterministicSettings::new(self.seed)
             .ticks(self.ticks)
-            .virtual_time_limit(VIRTUAL_TIME_BESIDE_SCENARIO + Duration::from_millis(scenario_ms))
+            .virtual_time_limit(EXTRA_VIRTUAL_TIME + Duration::from_millis(scenario_ms))
     }
 
     fn boot_and_record(&self, prepared: &PreparedBoot, result: &mut RunResult) {
@@ -333,12 +337,12 @@ impl ScenarioRun {
             .spec
             .run(GUEST_PROGRAM_PATH, ["lab", "guest", PLAN_PATH])
         {
-            Ok(outcome) => self.record_outcome(&outcome, result),
+            Ok(outcome) => self.record_command_outcome(&outcome, result),
             Err(error) => self.record_vm_error(&error, result),
         }
     }
 
-    fn record_outcome(&self, outcome: &CommandOutcome, result: &mut RunResult) {
+    fn record_command_outcome(&self, outcome: &CommandOutcome, result: &mut RunResult) {
         result.kernel_warning = first_kernel_warning(&outcome.console_log);
         result.console = kept_console_lines(&outcome.console_log);
         match serde_json::from_slice(&outcome.stdout) {
@@ -350,14 +354,14 @@ impl ScenarioRun {
             Ok(GuestAnswer::Error(problem)) => {
                 result
                     .findings
-                    .push(finding_with_verdict(self.verdict_of_broken_run(), problem));
+                    .push(finding_with_verdict(self.verdict_of_aborted_run(), problem));
             }
             Err(error) => {
                 let stderr = String::from_utf8_lossy(&outcome.stderr);
                 let text = format!("the guest printed no result ({error}): {stderr}");
                 result
                     .findings
-                    .push(finding_with_verdict(self.verdict_of_broken_run(), text));
+                    .push(finding_with_verdict(self.verdict_of_aborted_run(), text));
             }
         }
     }
@@ -372,7 +376,7 @@ impl ScenarioRun {
             _ if error.is_emulator_crash() => Verdict::Inconclusive,
             VmError::KernelPanic { .. }
             | VmError::VirtualTimeLimitReached { .. }
-            | VmError::CommandTimedOut { .. } => self.verdict_of_broken_run(),
+            | VmError::CommandTimedOut { .. } => self.verdict_of_aborted_run(),
             VmError::QemuMissing | VmError::BusyboxMissing => Verdict::Skip,
             _ => Verdict::Inconclusive,
         };
@@ -382,7 +386,7 @@ impl ScenarioRun {
     }
 
     /// The verdict if a run breaks off: a scheduler under test is to blame, the kernel's own scheduler is not.
-    fn verdict_of_broken_run(&self) -> Verdict {
+    fn verdict_of_aborted_run(&self) -> Verdict {
         match self.scheduler {
             SchedulerChoice::LabScheduler(_)
             | SchedulerChoice::Zernel(_)
@@ -484,7 +488,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_get_the_same_stripped_program() {
+    fn concurrent_stripping_gives_one_program() {
         let cache = tempfile::tempdir().unwrap();
         let program = std::env::current_exe().unwrap();
         let paths: Vec<PathBuf> = std::thread::scope(|scope| {
@@ -502,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_console_and_its_first_warning_are_kept() {
+    fn kept_console_lines_are_end_and_first_warning() {
         let console_of = |warning_line: usize| -> String {
             let text = |line| match line == warning_line {
                 true => "[ 1.0] WARNING: x\n".to_owned(),

@@ -56,7 +56,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn both_libraries_are_found_by_either_name() {
+    fn gpu_libraries_are_found_by_cargo_or_real_name() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(libraries_in_folder(folder.path()), None);
         fs::write(folder.path().join("libcuda.so.1"), "").unwrap();

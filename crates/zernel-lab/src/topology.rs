@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_topology_is_read_from_its_own_text() {
+    fn cpu_topology_parses_its_own_text() {
         let topology: CpuTopology = "2x2x4x1".parse().unwrap();
         assert_eq!(topology.cpu_count(), 16);
         assert_eq!(topology.to_string().parse(), Ok(topology));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_share_the_memory_and_the_sockets() {
+    fn qemu_options_divide_memory_among_numa_nodes() {
         let options = |text: &str| -> Vec<String> {
             let topology: CpuTopology = text.parse().unwrap();
             let options = topology.qemu_options(1001);

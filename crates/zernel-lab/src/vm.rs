@@ -42,7 +42,7 @@ pub enum Accelerator {
 impl Accelerator {
     /// The accelerators to try, in order. The emulator gets several attempts: an old one may crash a guest while it
     /// boots.
-    fn attempts_in_order(self) -> &'static [Self] {
+    fn accelerators_to_try(self) -> &'static [Self] {
         use Accelerator::{Auto, Kvm, Tcg};
         match self {
             Kvm => &[Kvm],
@@ -110,9 +110,9 @@ impl CommandOutcome {
     #[must_use]
     pub fn differences(&self, other_outcome: &Self) -> Vec<RunDifference> {
         let pairs = self
-            .digested_outputs()
+            .outputs_covered_by_digest()
             .into_iter()
-            .zip(other_outcome.digested_outputs());
+            .zip(other_outcome.outputs_covered_by_digest());
         let differences = pairs.filter_map(|((part, own_output), (_, other_output))| {
             RunDifference::first_difference(part, own_output, other_output)
         });
@@ -120,7 +120,7 @@ impl CommandOutcome {
     }
 
     /// The outputs that a digest covers, by name.
-    fn digested_outputs(&self) -> [(&'static str, &[u8]); 4] {
+    fn outputs_covered_by_digest(&self) -> [(&'static str, &[u8]); 4] {
         let kernel_counters = self
             .deterministic_run
             .as_ref()
@@ -299,7 +299,7 @@ impl VmSpec {
         let attempts = match self.deterministic_settings {
             // Another boot of a deterministic run would have the same result.
             Some(_) => &[Accelerator::Tcg],
-            None => self.accelerator.attempts_in_order(),
+            None => self.accelerator.accelerators_to_try(),
         };
         for (index, &accelerator) in attempts.iter().enumerate() {
             let boot_count = index + 1;
@@ -378,7 +378,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_found_among_the_files_on_the_path_or_by_path() {
+    fn program_is_found_in_guest_files_or_on_host() {
         let mut files = Initramfs::new();
         files
             .add_file_with_content("/in/the/guest", "", 0o755)

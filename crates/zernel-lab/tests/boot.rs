@@ -28,13 +28,13 @@ const VM_NEED: Need = Need {
 };
 
 /// A variable that is set for a copy of this test that only runs an endless VM. Its value is on the VM's command line.
-const ENDLESS_VARIABLE: &str = "ZERNEL_LAB_TEST_ENDLESS";
+const ENDLESS_VM_VARIABLE: &str = "ZERNEL_LAB_TEST_ENDLESS";
 /// A variable that is set for a copy of this test that only boots VMs, which end in all ways. Its value is on the VMs'
 /// command lines.
-const BOOTS_VARIABLE: &str = "ZERNEL_LAB_TEST_BOOTS";
+const BOOTING_COPY_VARIABLE: &str = "ZERNEL_LAB_TEST_BOOTS";
 
 fn main() -> ExitCode {
-    if let Ok(mark) = std::env::var(ENDLESS_VARIABLE) {
+    if let Ok(mark) = std::env::var(ENDLESS_VM_VARIABLE) {
         let result =
             default_vm().map(|vm| run_script(&vm.kernel_argument(mark), "sleep 100000").map(drop));
         return if matches!(result, Ok(Ok(()))) {
@@ -43,8 +43,8 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         };
     }
-    if let Ok(mark) = std::env::var(BOOTS_VARIABLE) {
-        return match boot_in_all_ways(&mark) {
+    if let Ok(mark) = std::env::var(BOOTING_COPY_VARIABLE) {
+        return match boot_with_success_crash_and_timeout(&mark) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error}");
@@ -53,56 +53,56 @@ fn main() -> ExitCode {
         };
     }
     zernel_testkit::main([
-        trial("boots_leave_nothing_behind", boots_leave_nothing_behind),
         trial(
-            "a_killed_qemu_shows_the_console",
-            a_killed_qemu_shows_the_console,
+            "boots_leave_no_process_file_or_mount",
+            boots_leave_no_process_file_or_mount,
         ),
         trial(
-            "output_and_exit_code_come_back_unchanged",
-            output_and_exit_code_come_back_unchanged,
+            "error_of_killed_qemu_shows_console",
+            error_of_killed_qemu_shows_console,
+        ),
+        trial(
+            "output_and_exit_code_of_command_are_returned",
+            output_and_exit_code_of_command_are_returned,
         ),
         trial(
             "a_signal_is_distinguished_from_an_exit_code",
             a_signal_is_distinguished_from_an_exit_code,
         ),
         trial(
-            "the_guest_has_what_programs_expect",
-            the_guest_has_what_programs_expect,
+            "guest_has_usual_mounts_and_files",
+            guest_has_usual_mounts_and_files,
         ),
         trial(
-            "files_arguments_and_variables_arrive",
-            files_arguments_and_variables_arrive,
+            "guest_gets_files_arguments_and_variables",
+            guest_gets_files_arguments_and_variables,
         ),
         trial(
-            "what_the_command_leaves_running_is_ended",
-            what_the_command_leaves_running_is_ended,
+            "processes_left_by_command_are_ended",
+            processes_left_by_command_are_ended,
+        ),
+        trial("command_timeout_stops_vm", command_timeout_stops_vm),
+        trial("boot_timeout_stops_vm", boot_timeout_stops_vm),
+        trial("qemu_dies_with_its_parent", qemu_dies_with_its_parent),
+        trial(
+            "kernel_panic_error_shows_console",
+            kernel_panic_error_shows_console,
         ),
         trial(
-            "an_endless_command_is_stopped",
-            an_endless_command_is_stopped,
+            "guest_poweroff_during_command_is_error",
+            guest_poweroff_during_command_is_error,
         ),
         trial(
-            "a_boot_that_takes_too_long_is_stopped",
-            a_boot_that_takes_too_long_is_stopped,
-        ),
-        trial("a_vm_dies_with_its_parent", a_vm_dies_with_its_parent),
-        trial("a_crash_shows_the_console", a_crash_shows_the_console),
-        trial(
-            "a_guest_that_switches_off_is_no_success",
-            a_guest_that_switches_off_is_no_success,
-        ),
-        trial(
-            "serial_ports_carry_bytes_unchanged_too",
-            serial_ports_carry_bytes_unchanged_too,
+            "serial_ports_carry_all_bytes_unchanged",
+            serial_ports_carry_all_bytes_unchanged,
         ),
         trial(
             "a_missing_program_is_refused_before_the_boot",
             a_missing_program_is_refused_before_the_boot,
         ),
         trial(
-            "qemu_that_cannot_start_says_why",
-            qemu_that_cannot_start_says_why,
+            "qemu_start_failure_shows_its_message",
+            qemu_start_failure_shows_its_message,
         ),
     ])
 }
@@ -135,14 +135,14 @@ fn expect_failure(result: Result<CommandOutcome, VmError>) -> Result<VmError, Bo
 }
 
 /// Every byte value, in an order that a terminal's line discipline would change.
-fn awkward_bytes(length: usize) -> Vec<u8> {
+fn bytes_that_terminals_change(length: usize) -> Vec<u8> {
     (0..length)
         .map(|index| (index.wrapping_mul(167) ^ (index >> 8)) as u8)
         .collect()
 }
 
-fn output_and_exit_code_come_back_unchanged() -> TestResult {
-    let bytes = awkward_bytes(1 << 20);
+fn output_and_exit_code_of_command_are_returned() -> TestResult {
+    let bytes = bytes_that_terminals_change(1 << 20);
     let mut files = Initramfs::new();
     files.add_file_with_content("/data", bytes.clone(), 0o644)?;
     let outcome = run_script(
@@ -178,7 +178,7 @@ fn a_signal_is_distinguished_from_an_exit_code() -> TestResult {
     Ok(())
 }
 
-fn the_guest_has_what_programs_expect() -> TestResult {
+fn guest_has_usual_mounts_and_files() -> TestResult {
     let script = "set -e
         cat /sys/kernel/sched_ext/state
         grep -x CONFIG_SCHED_CLASS_EXT=y /boot/config-$(uname -r)
@@ -203,7 +203,7 @@ fn the_guest_has_what_programs_expect() -> TestResult {
     Ok(())
 }
 
-fn files_arguments_and_variables_arrive() -> TestResult {
+fn guest_gets_files_arguments_and_variables() -> TestResult {
     let mut files = Initramfs::new();
     // Dynamic programs of this machine, one of them called by the other.
     files.add_program("/usr/bin/printenv")?;
@@ -225,14 +225,14 @@ fn files_arguments_and_variables_arrive() -> TestResult {
     Ok(())
 }
 
-fn what_the_command_leaves_running_is_ended() -> TestResult {
+fn processes_left_by_command_are_ended() -> TestResult {
     let outcome = run_script(&default_vm()?, "setsid sleep 1000 & echo started")?;
     assert_eq!(outcome.stdout, b"started\n");
     assert!(outcome.status.success());
     Ok(())
 }
 
-fn an_endless_command_is_stopped() -> TestResult {
+fn command_timeout_stops_vm() -> TestResult {
     // This word makes the VM recognisable among all processes.
     let mark = format!("zernel.test={}", std::process::id());
     let vm = default_vm()?
@@ -251,11 +251,11 @@ fn an_endless_command_is_stopped() -> TestResult {
     Ok(())
 }
 
-fn a_vm_dies_with_its_parent() -> TestResult {
+fn qemu_dies_with_its_parent() -> TestResult {
     let mark = format!("zernel.orphan={}", std::process::id());
     let folder = tempfile::tempdir()?;
     let mut parent = Command::new(std::env::current_exe()?)
-        .env(ENDLESS_VARIABLE, &mark)
+        .env(ENDLESS_VM_VARIABLE, &mark)
         .env("TMPDIR", folder.path())
         .spawn()?;
     let started = catch_unwind(|| {
@@ -274,7 +274,7 @@ fn a_vm_dies_with_its_parent() -> TestResult {
 }
 
 /// The command lines of three runs: a success, a crash and a time-out.
-fn boot_in_all_ways(mark: &str) -> TestResult {
+fn boot_with_success_crash_and_timeout(mark: &str) -> TestResult {
     let vm = default_vm()?.kernel_argument(mark);
     run_script(&vm, "mount -t tmpfs tmpfs /tmp")?;
     expect_failure(run_script(&vm, "echo c >/proc/sysrq-trigger"))?;
@@ -283,12 +283,12 @@ fn boot_in_all_ways(mark: &str) -> TestResult {
     Ok(())
 }
 
-fn boots_leave_nothing_behind() -> TestResult {
+fn boots_leave_no_process_file_or_mount() -> TestResult {
     let mark = format!("zernel.boots={}", std::process::id());
     let folder = tempfile::tempdir()?;
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let status = Command::new(std::env::current_exe()?)
-        .env(BOOTS_VARIABLE, &mark)
+        .env(BOOTING_COPY_VARIABLE, &mark)
         .env("TMPDIR", folder.path())
         .status()?;
     assert!(status.success());
@@ -298,7 +298,7 @@ fn boots_leave_nothing_behind() -> TestResult {
     Ok(())
 }
 
-fn a_killed_qemu_shows_the_console() -> TestResult {
+fn error_of_killed_qemu_shows_console() -> TestResult {
     let mark = format!("zernel.killed={}", std::process::id());
     let vm = default_vm()?
         .kernel_argument(&mark)
@@ -332,7 +332,7 @@ fn a_killed_qemu_shows_the_console() -> TestResult {
     Ok(())
 }
 
-fn a_boot_that_takes_too_long_is_stopped() -> TestResult {
+fn boot_timeout_stops_vm() -> TestResult {
     let vm = default_vm()?
         .boot_timeout(Duration::from_millis(200))
         .accelerator(Accelerator::Tcg);
@@ -341,7 +341,7 @@ fn a_boot_that_takes_too_long_is_stopped() -> TestResult {
     Ok(())
 }
 
-fn a_crash_shows_the_console() -> TestResult {
+fn kernel_panic_error_shows_console() -> TestResult {
     let error = expect_failure(run_script(&default_vm()?, "echo c >/proc/sysrq-trigger"))?;
     let VmError::KernelPanic {
         message,
@@ -359,18 +359,18 @@ fn a_crash_shows_the_console() -> TestResult {
     Ok(())
 }
 
-fn a_guest_that_switches_off_is_no_success() -> TestResult {
+fn guest_poweroff_during_command_is_error() -> TestResult {
     let error = expect_failure(run_script(&default_vm()?, "poweroff -f"))?;
     assert!(matches!(error, VmError::GuestStopped { .. }), "{error}");
     Ok(())
 }
 
-fn serial_ports_carry_bytes_unchanged_too() -> TestResult {
+fn serial_ports_carry_all_bytes_unchanged() -> TestResult {
     let mut kernel =
         KernelCache::from_environment()?.obtain_kernel(&KernelRequest::NewestWithSchedExt)?;
     // A kernel whose configuration is unknown is not trusted to have virtio ports.
     kernel.config_path = None;
-    let bytes = awkward_bytes(100_000);
+    let bytes = bytes_that_terminals_change(100_000);
     let mut files = Initramfs::new();
     files.add_file_with_content("/data", bytes.clone(), 0o644)?;
     let outcome = run_script(
@@ -393,7 +393,7 @@ fn a_missing_program_is_refused_before_the_boot() -> TestResult {
     Ok(())
 }
 
-fn qemu_that_cannot_start_says_why() -> TestResult {
+fn qemu_start_failure_shows_its_message() -> TestResult {
     let error = expect_failure(run_script(
         &default_vm()?.cpus(100_000).accelerator(Accelerator::Tcg),
         "true",

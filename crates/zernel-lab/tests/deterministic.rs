@@ -35,9 +35,9 @@ const VM_NEED: Need = Need {
 };
 
 /// A variable that is set for the copy of this test that is the guest's command.
-const GUEST_VARIABLE: &str = "ZERNEL_LAB_TEST_GUEST";
+const GUEST_COMMAND_VARIABLE: &str = "ZERNEL_LAB_TEST_GUEST";
 
-/// The value of that variable in the guest of `no_cpu_is_left_out`.
+/// The value of that variable in the guest of `every_vcpu_gets_turns`.
 const RING_COMMAND: &str = "ring";
 
 /// A workload of a periodic sleeper and two spinners per CPU.
@@ -53,7 +53,7 @@ work = "spin_wait"
 "#;
 
 fn main() -> ExitCode {
-    if let Some(command) = std::env::var_os(GUEST_VARIABLE) {
+    if let Some(command) = std::env::var_os(GUEST_COMMAND_VARIABLE) {
         let printed = match command == RING_COMMAND {
             true => print_ring_rounds(),
             false => print_wake_latency(),
@@ -68,20 +68,26 @@ fn main() -> ExitCode {
     }
     zernel_testkit::main([
         trial(
-            "three_boots_print_the_same_bytes",
-            three_boots_print_the_same_bytes,
+            "one_seed_prints_same_bytes_in_three_boots",
+            one_seed_prints_same_bytes_in_three_boots,
         ),
         trial(
-            "seeds_and_ticks_make_a_difference",
-            seeds_and_ticks_make_a_difference,
+            "output_differs_by_seed_and_tick_alignment",
+            output_differs_by_seed_and_tick_alignment,
         ),
         trial(
-            "a_command_ends_at_the_limit_of_virtual_time",
-            a_command_ends_at_the_limit_of_virtual_time,
+            "virtual_time_limit_ends_command",
+            virtual_time_limit_ends_command,
         ),
-        trial("a_panic_ends_the_run", a_panic_ends_the_run),
-        trial("a_shutdown_ends_the_run", a_shutdown_ends_the_run),
-        trial("no_cpu_is_left_out", no_cpu_is_left_out),
+        trial(
+            "kernel_panic_ends_deterministic_run",
+            kernel_panic_ends_deterministic_run,
+        ),
+        trial(
+            "guest_shutdown_ends_deterministic_run",
+            guest_shutdown_ends_deterministic_run,
+        ),
+        trial("every_vcpu_gets_turns", every_vcpu_gets_turns),
     ])
 }
 
@@ -113,7 +119,7 @@ fn print_wake_latency() -> TestResult {
 
 /// The command in the guest: CPU 0 spins, the other CPUs pass a token around and wait for it with `pause`.
 fn print_ring_rounds() -> TestResult {
-    const MEMBERS: usize = 3;
+    const RING_MEMBERS: usize = 3;
     let token = AtomicUsize::new(0);
     let done = AtomicBool::new(false);
     let pin = |cpu| {
@@ -129,12 +135,12 @@ fn print_ring_rounds() -> TestResult {
             }
             rustix::io::Result::Ok(())
         });
-        for member in 0..MEMBERS {
+        for member in 0..RING_MEMBERS {
             let (token, done) = (&token, &done);
             scope.spawn(move || {
                 pin(member + 1)?;
                 while !done.load(Ordering::Relaxed) {
-                    if token.load(Ordering::Acquire) % MEMBERS == member {
+                    if token.load(Ordering::Acquire) % RING_MEMBERS == member {
                         token.fetch_add(1, Ordering::Release);
                     }
                     spin_loop();
@@ -145,7 +151,7 @@ fn print_ring_rounds() -> TestResult {
         thread::sleep(Duration::from_millis(200));
         done.store(true, Ordering::Relaxed);
     });
-    println!("{}", token.into_inner() / MEMBERS);
+    println!("{}", token.into_inner() / RING_MEMBERS);
     Ok(())
 }
 
@@ -171,7 +177,7 @@ fn run_wake_latency(vm: VmSpec) -> Result<CommandOutcome, Box<dyn Error>> {
 fn run_in_guest(vm: VmSpec, command: &str) -> Result<CommandOutcome, Box<dyn Error>> {
     let program = std::env::current_exe()?;
     let outcome = vm
-        .environment(GUEST_VARIABLE, command)
+        .environment(GUEST_COMMAND_VARIABLE, command)
         .run(program, [""; 0])?;
     match outcome.status.success() {
         true => Ok(outcome),
@@ -181,12 +187,12 @@ fn run_in_guest(vm: VmSpec, command: &str) -> Result<CommandOutcome, Box<dyn Err
 
 /// A boot with seed 1, which two tests compare with others.
 fn first_boot() -> &'static CommandOutcome {
-    static FIRST: LazyLock<CommandOutcome> = LazyLock::new(|| {
+    static FIRST_BOOT_OUTCOME: LazyLock<CommandOutcome> = LazyLock::new(|| {
         vm_with_seed(1)
             .and_then(run_wake_latency)
             .expect("a first boot")
     });
-    &FIRST
+    &FIRST_BOOT_OUTCOME
 }
 
 fn stdout_text(outcome: &CommandOutcome) -> String {
@@ -199,7 +205,7 @@ fn random_bytes(outcome: &CommandOutcome) -> Option<String> {
     line.split(',').next().map(str::to_owned)
 }
 
-fn three_boots_print_the_same_bytes() -> TestResult {
+fn one_seed_prints_same_bytes_in_three_boots() -> TestResult {
     let first = first_boot();
     assert!(
         stdout_text(first).contains("wake_latency"),
@@ -227,7 +233,7 @@ fn three_boots_print_the_same_bytes() -> TestResult {
     Ok(())
 }
 
-fn seeds_and_ticks_make_a_difference() -> TestResult {
+fn output_differs_by_seed_and_tick_alignment() -> TestResult {
     let seed_1 = first_boot();
     let seed_2 = run_wake_latency(vm_with_seed(2)?)?;
     let skewed =
@@ -240,7 +246,7 @@ fn seeds_and_ticks_make_a_difference() -> TestResult {
     Ok(())
 }
 
-fn a_command_ends_at_the_limit_of_virtual_time() -> TestResult {
+fn virtual_time_limit_ends_command() -> TestResult {
     let deterministic = DeterministicSettings::new(1).virtual_time_limit(Duration::from_secs(3));
     let vm = vm_with_seed(1)?.deterministic(deterministic);
     let outcome = run_script(&vm, "sleep 2; echo in time")?;
@@ -260,7 +266,7 @@ fn a_command_ends_at_the_limit_of_virtual_time() -> TestResult {
 }
 
 /// At such an end QEMU's main thread waits for files while it holds QEMU's lock.
-fn a_panic_ends_the_run() -> TestResult {
+fn kernel_panic_ends_deterministic_run() -> TestResult {
     match run_script(
         &vm_with_seed(1)?,
         "echo so far; echo c >/proc/sysrq-trigger",
@@ -274,7 +280,7 @@ fn a_panic_ends_the_run() -> TestResult {
 }
 
 /// At such an end a vCPU waits in a loop, and QEMU's main thread must end the machine.
-fn a_shutdown_ends_the_run() -> TestResult {
+fn guest_shutdown_ends_deterministic_run() -> TestResult {
     match run_script(&vm_with_seed(1)?, "echo so far; poweroff -f") {
         Err(VmError::GuestStopped { partial_output }) => {
             assert_eq!(partial_output.stdout, b"so far\n");
@@ -286,7 +292,7 @@ fn a_shutdown_ends_the_run() -> TestResult {
 
 /// A vCPU that waits with `pause` ends its turn at once. So the same vCPU would follow the spinner's turn each time,
 /// and meet the timer that ended the spinner's turn. The token then moves only at an interrupt.
-fn no_cpu_is_left_out() -> TestResult {
+fn every_vcpu_gets_turns() -> TestResult {
     let outcome = run_in_guest(vm_with_seed(1)?, RING_COMMAND)?;
     let rounds: u32 = stdout_text(&outcome).trim().parse()?;
     assert!(rounds > 1000, "{rounds} rounds in 200 ms");

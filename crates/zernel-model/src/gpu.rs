@@ -52,7 +52,7 @@ pub struct MigInstance {
 
 /// Memory of one process on one GPU, as NVML reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ProcessMemory {
+pub struct ProcessGpuMemory {
     /// The process.
     pub pid: u32,
     /// NVML index of the GPU.

@@ -7,14 +7,14 @@
 //! |---|---|
 //! | [`aggregation`] | histograms, the metrics that every source has, Prometheus text |
 //! | [`gpu`] | the GPUs of a machine, as their driver describes them |
-//! | [`h2`] | the buckets of all histograms |
+//! | [`log_linear_buckets`] | the buckets of all histograms |
 //! | [`identity`] | the user, job, rank, pod and container of a process |
 //! | [`scheduler`] | what the scheduler has decided |
 //! | [`snapshot`] | the state of all observed processes at one moment |
 
 pub mod aggregation;
 pub mod gpu;
-pub mod h2;
 pub mod identity;
+pub mod log_linear_buckets;
 pub mod scheduler;
 pub mod snapshot;

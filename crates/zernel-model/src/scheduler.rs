@@ -34,7 +34,7 @@ macro_rules! for_each_sched_counter {
     };
 }
 
-macro_rules! declare_counters {
+macro_rules! declare_sched_counters {
     ($($name:ident $meaning:literal,)*) => {
         /// How often the scheduler decided what.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -46,19 +46,19 @@ macro_rules! declare_counters {
 
         impl SchedCounters {
             /// Names and values.
-            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+            pub fn names_and_values(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
 
             /// What was counted since `earlier`.
             #[must_use]
-            pub fn since(&self, earlier: &Self) -> Self {
+            pub fn counted_since(&self, earlier: &Self) -> Self {
                 Self { $($name: self.$name.saturating_sub(earlier.$name)),* }
             }
         }
     };
 }
-for_each_sched_counter!(declare_counters);
+for_each_sched_counter!(declare_sched_counters);
 
 /// How the threads of one class ran and waited.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -96,7 +96,7 @@ impl ClassStatistics {
 
     /// What was counted since `earlier`.
     #[must_use]
-    pub fn since(&self, earlier: &Self) -> Self {
+    pub fn counted_since(&self, earlier: &Self) -> Self {
         let before = earlier.wait_buckets.iter().chain(std::iter::repeat(&0));
         let buckets = self.wait_buckets.iter().zip(before);
         Self {
@@ -179,30 +179,30 @@ pub struct SchedulerStatistics {
 
 impl SchedulerStatistics {
     /// The largest age of statistics of a scheduler that runs. A scheduler that runs publishes once a second.
-    pub const MAX_CURRENT_AGE_NS: u64 = 3_000_000_000;
+    pub const MAX_AGE_OF_RUNNING_NS: u64 = 3_000_000_000;
 
     /// The largest number of tenants that are published.
     pub const MAX_PUBLISHED_TENANTS: usize = 16;
 
     /// Whether the scheduler runs at `now_ns` of the monotonic clock.
     #[must_use]
-    pub fn is_current(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.taken_ns) < Self::MAX_CURRENT_AGE_NS
+    pub fn is_scheduler_running(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.taken_ns) < Self::MAX_AGE_OF_RUNNING_NS
     }
 
     /// Returns what was counted after the statistics `earlier`; everything if the scheduler was loaded later.
     #[must_use]
-    pub fn since(&self, earlier: &Self) -> Self {
+    pub fn counted_since(&self, earlier: &Self) -> Self {
         if (self.pid, self.since_ns) != (earlier.pid, earlier.since_ns) {
             return self.clone();
         }
         let nothing = ClassStatistics::default();
         let classes = self.classes.iter().map(|(class, now)| {
             let before = earlier.classes.get(class).unwrap_or(&nothing);
-            (*class, now.since(before))
+            (*class, now.counted_since(before))
         });
         Self {
-            counters: self.counters.since(&earlier.counters),
+            counters: self.counters.counted_since(&earlier.counters),
             classes: classes.collect(),
             ..self.clone()
         }
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(waits.sum_ns, 100_000);
         assert_eq!(waits.p50_ns(), 1023);
         let error = (8191.0 - waits.p99_ns() as f64) / 8191.0;
-        assert!((0.0..=LatencyHistogram::MAX_ERROR).contains(&error));
+        assert!((0.0..=LatencyHistogram::MAX_QUANTILE_ERROR).contains(&error));
         assert_eq!(
             class_with_wait_buckets(Vec::new()).wait_histogram(),
             LatencyHistogram::default()
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_has_what_was_counted_in_it() {
+    fn counted_since_returns_the_difference() {
         let mut earlier = SchedulerStatistics {
             pid: 7,
             since_ns: 1,
@@ -261,18 +261,18 @@ mod tests {
         later
             .classes
             .insert(TaskClass::Other, class_with_wait_buckets(vec![4]));
-        let interval = later.since(&earlier);
+        let interval = later.counted_since(&earlier);
         assert_eq!(interval.counters.queued, 5);
         assert_eq!(interval.classes[&TaskClass::Feed].wakeups, 4);
         assert_eq!(interval.classes[&TaskClass::Feed].wait_buckets, [0, 3, 1]);
         assert_eq!(interval.classes[&TaskClass::Other].wakeups, 4);
         // A scheduler that was loaded again counts from zero.
         later.since_ns = 2;
-        assert_eq!(later.since(&earlier), later);
+        assert_eq!(later.counted_since(&earlier), later);
     }
 
     #[test]
-    fn json_of_another_version_is_understood() {
+    fn statistics_of_another_version_are_parsed() {
         let text = r#"{"pid": 7, "new": 1, "counters": {"queued": 3, "new": 4}}"#;
         let read: SchedulerStatistics = serde_json::from_str(text).unwrap();
         assert_eq!((read.pid, read.counters.queued), (7, 3));

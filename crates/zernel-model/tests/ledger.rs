@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use zernel_model::snapshot::{
-    AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, Scope, Snapshot,
+    AttachState, FunctionEntry, Ledger, LibraryFile, MappingProcess, Scope, Snapshot,
 };
 use zernel_testkit::allocation::{CountingAllocator, peak_bytes};
 
@@ -32,7 +32,7 @@ fn full_snapshot() -> Snapshot {
         kind: "libcuda",
         functions: vec![function.clone(); FUNCTIONS_PER_FILE],
     });
-    let process = MappedBy {
+    let process = MappingProcess {
         pid: 7,
         start_ns: 0,
         uid: Some(1000),
@@ -61,7 +61,7 @@ fn the_text_of_a_large_ledger_takes_little_more_than_its_own_memory() {
 }
 
 #[test]
-fn the_text_of_a_ledger_is_that_of_its_value() {
+fn ledger_text_and_ledger_json_agree() {
     let mut snapshot = full_snapshot();
     snapshot.ledger.files.truncate(3);
     for scope in [Scope::All, Scope::User(1000), Scope::User(1001)] {

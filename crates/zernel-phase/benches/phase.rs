@@ -96,12 +96,12 @@ struct NaiveDetector {
 
 impl NaiveDetector {
     /// Bounds the history, which would otherwise exhaust the memory.
-    const HISTORY: usize = 64;
+    const MAX_HISTORY: usize = 64;
 
     fn detect(&mut self, state: &ZernelTaskState) -> WorkloadPhase {
         let raw = classify(&self.config, state);
         let history = self.history.entry(state.pid).or_default();
-        if history.len() == Self::HISTORY {
+        if history.len() == Self::MAX_HISTORY {
             history.remove(0);
         }
         history.push(raw);

@@ -20,7 +20,7 @@ use crate::shared::{RawTaskState, RawTracker, TASK_IS_LOADER, TASK_IS_ML, TASK_I
 use crate::task_state::WorkloadPhase;
 
 /// Declares an enum with the numbers and names of its values.
-macro_rules! numbered {
+macro_rules! numbered_enum {
     ($(#[$attribute:meta])* $name:ident { $($(#[$doc:meta])* $value:ident = $text:literal,)* }) => {
         $(#[$attribute])*
         #[derive(
@@ -49,7 +49,7 @@ macro_rules! numbered {
     };
 }
 
-numbered! {
+numbered_enum! {
     /// What a scheduler should do with a thread.
     TaskClass {
         /// No step, batch or GPU is known to wait for the thread.
@@ -64,7 +64,7 @@ numbered! {
     }
 }
 
-numbered! {
+numbered_enum! {
     /// What a thread is for.
     TaskRole {
         /// It belongs to no ML process, or it has exited.
@@ -79,7 +79,7 @@ numbered! {
     }
 }
 
-numbered! {
+numbered_enum! {
     /// Why a thread has its class.
     ClassReason {
         /// There is no evidence.
@@ -166,8 +166,8 @@ crate::mirrors! {
 pub struct ClassWord(pub u64);
 
 impl ClassWord {
-    const FIELDS: u64 = (1 << Self::SINCE_SHIFT) - 1;
-    const CLASS_AND_REASON: u64 = (1 << Self::ROLE_SHIFT) - 1;
+    const FIELDS_MASK: u64 = (1 << Self::SINCE_SHIFT) - 1;
+    const CLASS_AND_REASON_MASK: u64 = (1 << Self::ROLE_SHIFT) - 1;
 
     /// The class.
     #[must_use]
@@ -189,7 +189,7 @@ impl ClassWord {
 
     /// Whether all of these flags are set.
     #[must_use]
-    pub fn has(self, flags: u64) -> bool {
+    pub fn has_flags(self, flags: u64) -> bool {
         self.0 & flags == flags
     }
 
@@ -268,13 +268,13 @@ impl RawTaskState {
             0 => self.tracker.deadline_ns,
             _ => u64::MAX,
         };
-        if before & ClassWord::FIELDS == fields {
+        if before & ClassWord::FIELDS_MASK == fields {
             return;
         }
-        let is_new = before == 0 || (before ^ fields) & ClassWord::CLASS_AND_REASON != 0;
+        let is_new = before == 0 || (before ^ fields) & ClassWord::CLASS_AND_REASON_MASK != 0;
         let since = match is_new {
             true => now_ns >> ClassWord::UNIT_SHIFT << ClassWord::SINCE_SHIFT,
-            false => before & !ClassWord::FIELDS,
+            false => before & !ClassWord::FIELDS_MASK,
         };
         self.class_word = ClassWord(since | fields);
     }
@@ -283,7 +283,7 @@ impl RawTaskState {
     fn class_fields(&self) -> u64 {
         let phase = self.phase_word.phase();
         let role = self.role();
-        let is_blocked = self.tracker.flags & RawTracker::WAITING != 0;
+        let is_blocked = self.tracker.flags & RawTracker::IS_BLOCKED != 0;
         let is_sampled = self.flags & TASK_IS_SAMPLED != 0;
         // The sampled rule's GPU compute is a thread that was off its CPU while its GPU worked.
         let in_sync = match is_sampled {
@@ -334,10 +334,10 @@ mod tests {
         assert!(
             state
                 .class_word
-                .has(ClassWord::IN_SYNC | ClassWord::DRIVES_STEPS)
+                .has_flags(ClassWord::IN_SYNC | ClassWord::DRIVES_STEPS)
         );
         let mut blocked = state;
-        blocked.tracker.flags |= RawTracker::WAITING;
+        blocked.tracker.flags |= RawTracker::IS_BLOCKED;
         blocked.publish_class(2 << 20);
         assert_eq!(blocked.class_word.class(), TaskClass::Critical);
         assert_eq!(blocked.class_word.reason(), ClassReason::GpuSync);
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(after.class(), TaskClass::Other);
         assert_eq!(after.reason(), ClassReason::Unknown);
         assert_eq!(after.role(), TaskRole::Trainer);
-        assert!(!after.has(ClassWord::DRIVES_STEPS));
+        assert!(!after.has_flags(ClassWord::DRIVES_STEPS));
     }
 
     #[test]
@@ -375,15 +375,15 @@ mod tests {
             (word.class(), word.reason(), word.role()),
             (TaskClass::Critical, ClassReason::GpuSync, TaskRole::Helper)
         );
-        assert!(word.has(ClassWord::SAMPLED | ClassWord::IN_SYNC));
+        assert!(word.has_flags(ClassWord::SAMPLED | ClassWord::IN_SYNC));
         let loads = state(WorkloadPhase::DataLoading, 0, sampled).class_word;
         assert_eq!(loads.class(), TaskClass::Feed);
-        assert!(loads.has(ClassWord::SAMPLED) && !loads.has(ClassWord::IN_SYNC));
+        assert!(loads.has_flags(ClassWord::SAMPLED) && !loads.has_flags(ClassWord::IN_SYNC));
     }
 
     #[test]
     fn a_thread_of_no_ml_process_has_no_role() {
         let state = state(WorkloadPhase::GpuCompute, TRAINER, 0);
-        assert_eq!(state.class_word.0 & ClassWord::FIELDS, 0);
+        assert_eq!(state.class_word.0 & ClassWord::FIELDS_MASK, 0);
     }
 }

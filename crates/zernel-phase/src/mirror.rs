@@ -8,7 +8,7 @@
 #[derive(Debug, Clone, Copy)]
 pub struct StructMirror {
     /// Its name in C.
-    pub kernel: &'static str,
+    pub c_name: &'static str,
     /// Its size in bytes.
     pub size: usize,
     /// The names and offsets of its fields.
@@ -19,7 +19,7 @@ pub struct StructMirror {
 #[derive(Debug, Clone, Copy)]
 pub struct EnumMirror {
     /// The name of the enum in C.
-    pub kernel: &'static str,
+    pub c_name: &'static str,
     /// The names and values of its constants.
     pub values: &'static [(&'static str, i64)],
     /// Whether these are all of its constants. Flags that only the kernel uses need no mirror.
@@ -106,24 +106,24 @@ macro_rules! mirrors {
         $list_visibility const $list: $crate::mirror::Mirrors = $crate::mirror::Mirrors {
             structs: &[$($(
                 $crate::mirror::StructMirror {
-                    kernel: $kernel,
+                    c_name: $kernel,
                     size: size_of::<$name>(),
                     fields: &[$((stringify!($field), ::std::mem::offset_of!($name, $field)),)*],
                 },
             )*)?],
             enums: &[
                 $($($crate::mirror::EnumMirror {
-                    kernel: $constant_kernel,
+                    c_name: $constant_kernel,
                     values: &[$((concat!($prefix, stringify!($constant)), $constant as i64),)*],
                     is_complete: true,
                 },)*)?
                 $($($crate::mirror::EnumMirror {
-                    kernel: $flag_kernel,
+                    c_name: $flag_kernel,
                     values: &[$((concat!($flag_prefix, stringify!($flag)), $owner::$flag as i64),)*],
                     is_complete: false,
                 },)*)?
                 $($($crate::mirror::EnumMirror {
-                    kernel: $enum_kernel,
+                    c_name: $enum_kernel,
                     values: &[
                         $(($variant_name, $enum::$variant as i64),)*
                         $($(($other_name, $other_value as i64),)*)?
@@ -131,7 +131,7 @@ macro_rules! mirrors {
                     is_complete: true,
                 },)*)?
                 $($($crate::mirror::EnumMirror {
-                    kernel: $number_kernel,
+                    c_name: $number_kernel,
                     values: &[$(($number_name, $number_value as i64),)*],
                     is_complete: true,
                 },)*)?

@@ -204,7 +204,7 @@ impl PhaseDetector {
     /// Number of tasks evicted to bound the memory.
     #[must_use]
     pub fn eviction_count(&self) -> u64 {
-        self.streaks.evicted()
+        self.streaks.eviction_count()
     }
 
     fn is_stable(&mut self, pid: u32, raw: WorkloadPhase) -> bool {

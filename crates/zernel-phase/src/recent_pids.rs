@@ -14,54 +14,57 @@ type Generation<V> = HashMap<u32, V, FxBuildHasher>;
 /// probe. Pids up to the capacity can be used in turn without eviction; at most twice the capacity is kept.
 #[derive(Debug, Clone)]
 pub(crate) struct RecentPids<V> {
-    young: Generation<V>,
-    old: Generation<V>,
+    young_generation: Generation<V>,
+    old_generation: Generation<V>,
     capacity: usize,
-    evicted: u64,
+    eviction_count: u64,
 }
 
 impl<V> RecentPids<V> {
     /// Creates a map for `capacity` pids (at least 1).
     pub(crate) fn with_capacity(capacity: usize) -> Self {
         Self {
-            young: Generation::default(),
-            old: Generation::default(),
+            young_generation: Generation::default(),
+            old_generation: Generation::default(),
             capacity: capacity.max(1),
-            evicted: 0,
+            eviction_count: 0,
         }
     }
 
     /// Returns the value of `pid`, inserting `default()` if there is none.
     pub(crate) fn get_or_insert_with(&mut self, pid: u32, default: impl FnOnce() -> V) -> &mut V {
-        if self.young.len() >= self.capacity && !self.young.contains_key(&pid) {
-            let kept = self.old.remove(&pid);
-            self.rotate();
-            self.young.extend(kept.map(|value| (pid, value)));
+        if self.young_generation.len() >= self.capacity && !self.young_generation.contains_key(&pid)
+        {
+            let kept = self.old_generation.remove(&pid);
+            self.drop_old_generation();
+            self.young_generation.extend(kept.map(|value| (pid, value)));
         }
-        self.young
+        self.young_generation
             .entry(pid)
-            .or_insert_with(|| self.old.remove(&pid).unwrap_or_else(default))
+            .or_insert_with(|| self.old_generation.remove(&pid).unwrap_or_else(default))
     }
 
     pub(crate) fn remove(&mut self, pid: u32) {
-        if self.young.remove(&pid).is_none() {
-            self.old.remove(&pid);
+        if self.young_generation.remove(&pid).is_none() {
+            self.old_generation.remove(&pid);
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.young.len() + self.old.len()
+        self.young_generation.len() + self.old_generation.len()
     }
 
     /// Number of values evicted to stay within the capacity.
-    pub(crate) fn evicted(&self) -> u64 {
-        self.evicted
+    pub(crate) fn eviction_count(&self) -> u64 {
+        self.eviction_count
     }
 
-    fn rotate(&mut self) {
-        self.evicted = self.evicted.saturating_add(self.old.len() as u64);
-        self.old.clear();
-        std::mem::swap(&mut self.young, &mut self.old);
+    fn drop_old_generation(&mut self) {
+        self.eviction_count = self
+            .eviction_count
+            .saturating_add(self.old_generation.len() as u64);
+        self.old_generation.clear();
+        std::mem::swap(&mut self.young_generation, &mut self.old_generation);
     }
 }
 
@@ -76,7 +79,7 @@ mod tests {
             recent.get_or_insert_with(pid, || pid);
             assert!(recent.len() <= 16);
         }
-        assert_eq!(recent.evicted(), 1_000 - recent.len() as u64);
+        assert_eq!(recent.eviction_count(), 1_000 - recent.len() as u64);
     }
 
     #[test]
@@ -97,7 +100,7 @@ mod tests {
                 *recent.get_or_insert_with(pid, || 0) += 1;
             }
         }
-        assert_eq!(recent.evicted(), 0);
+        assert_eq!(recent.eviction_count(), 0);
         assert!((0..100).all(|pid| *recent.get_or_insert_with(pid, || 0) == 50));
     }
 
@@ -111,6 +114,6 @@ mod tests {
             recent.remove(pid);
         }
         recent.remove(77);
-        assert_eq!((recent.len(), recent.evicted()), (0, 0));
+        assert_eq!((recent.len(), recent.eviction_count()), (0, 0));
     }
 }

@@ -61,22 +61,22 @@ crate::mirrors! {
             activity_until_ns: u64,
             sync_since_ns: u64,
             collective_since_ns: u64,
-            call_shown_ns: u64,
+            last_call_evidence_ns: u64,
             wait_since_ns: u64,
             wait_until_ns: u64,
-            wait_activity_until_ns: u64,
+            activity_until_ns_before_wait: u64,
             undecided_since_ns: u64,
             last_marker_ns: u64,
             update_end_ns: u64,
             queued_since_ns: u64,
-            active_since_ns: u64,
-            lost_leaves: u32,
-            lost_enters: u32,
-            late: u32,
-            expired: u32,
+            last_own_event_ns: u64,
+            lost_leave_events: u32,
+            lost_enter_events: u32,
+            late_events: u32,
+            expired_phases: u32,
             flags: u16,
             activity: u8,
-            wait_activity: u8,
+            activity_before_wait: u8,
             sees_update_ends: u8,
             copies_to_host: u8,
             reserved: [u8; 2],
@@ -96,8 +96,8 @@ crate::mirrors! {
             gpu_id: u32,
             futex_waits: u32,
             io_wait_q16: u32,
-            streak: u32,
-            candidate: u8,
+            candidate_streak: u32,
+            candidate_phase: u8,
             gpu_utilization: u8,
             flags: u8,
             reserved: u8,
@@ -171,7 +171,7 @@ crate::mirrors! {
             /// Flag: nothing but a collective was enqueued since the last sync.
             COLLECTIVE_QUEUED = 1 << 2,
             /// Flag: the thread is blocked.
-            WAITING = 1 << 5,
+            IS_BLOCKED = 1 << 5,
             /// Flag: if the thread copies next, it got data since a time before.
             UNDECIDED = 1 << 7,
             /// Flag: the thread copies, syncs or marks, so it is a training thread.
@@ -208,7 +208,7 @@ crate::mirrors! {
 }
 
 /// The mirror of `struct zernel_tracker_config`.
-pub const TRACKER_CONFIG: StructMirror = TrackerConfig::MIRROR;
+pub const TRACKER_CONFIG_MIRROR: StructMirror = TrackerConfig::MIRROR;
 
 /// Default directory of the pinned maps.
 pub const PIN_DIRECTORY: &str = "/sys/fs/bpf/zernel";
@@ -232,7 +232,7 @@ impl Heartbeat {
 #[must_use]
 pub fn layout_hash() -> u32 {
     let structs = MIRRORS.structs.iter();
-    let structs = structs.filter(|it| ["zernel_tracker", "zernel_task_state"].contains(&it.kernel));
+    let structs = structs.filter(|it| ["zernel_tracker", "zernel_task_state"].contains(&it.c_name));
     let fields = structs.flat_map(|it| {
         let end = ("", it.size);
         it.fields.iter().copied().chain([end])
@@ -344,8 +344,8 @@ macro_rules! number_events {
         }
 
         /// The mirror of `enum zernel_event`.
-        pub const EVENTS: EnumMirror = EnumMirror {
-            kernel: "zernel_event",
+        pub const EVENT_MIRROR: EnumMirror = EnumMirror {
+            c_name: "zernel_event",
             values: &[$(($name, $number),)*],
             is_complete: true,
         };

@@ -2,7 +2,7 @@
 //!
 //! A training loop does not announce its steps, but it repeats some operations in every step: it
 //! updates the model, reduces gradients, runs a backward pass, copies a batch. A [`StepDetector`]
-//! receives these operations as [`Mark`]s. It uses the best kind of mark that a process makes as
+//! receives these operations as [`StepMark`]s. It uses the best kind of mark that a process makes as
 //! the boundary between steps, in this order:
 //!
 //! | | boundary | reason |
@@ -31,13 +31,13 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use first_step::BeforeUpdate;
+use first_step::PassesBeforeFirstUpdate;
 pub use summary::{StepSummary, TimeSpan, median_ns};
 
 /// An operation that a training process performs about once per step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(u8)]
-pub enum Mark {
+pub enum StepMark {
     /// An optimizer updates the model.
     Optimizer = 1,
     /// A backward pass starts.
@@ -54,7 +54,7 @@ pub enum Mark {
     Wait = 7,
 }
 
-impl Mark {
+impl StepMark {
     /// All marks, ordered by number.
     pub const ALL: [Self; 7] = [
         Self::Optimizer,
@@ -74,10 +74,10 @@ impl Mark {
 
     /// Returns the evidence class of the mark.
     #[must_use]
-    pub fn class(self) -> MarkClass {
+    pub fn class(self) -> StepMarkClass {
         match self {
-            Self::Optimizer | Self::Backward | Self::Reduce => MarkClass::Training,
-            Self::Graph | Self::CopyIn | Self::CopyOut | Self::Wait => MarkClass::GpuUse,
+            Self::Optimizer | Self::Backward | Self::Reduce => StepMarkClass::Training,
+            Self::Graph | Self::CopyIn | Self::CopyOut | Self::Wait => StepMarkClass::GpuUse,
         }
     }
 
@@ -99,14 +99,14 @@ impl Mark {
 
 /// What a mark is evidence of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum MarkClass {
+pub enum StepMarkClass {
     /// Training of a model.
     Training,
     /// Any use of a GPU.
     GpuUse,
 }
 
-impl MarkClass {
+impl StepMarkClass {
     /// All classes.
     pub const ALL: [Self; 2] = [Self::Training, Self::GpuUse];
 }
@@ -164,7 +164,7 @@ pub struct Step {
     pub end_ns: u64,
     /// Number of launches; `None` if they were not all counted.
     pub launches: Option<u32>,
-    /// Number of marks of each kind, in the order of [`Mark::ALL`].
+    /// Number of marks of each kind, in the order of [`StepMark::ALL`].
     pub marks: [u16; 7],
     /// Whether further marks of the step may be missing.
     #[serde(default)]
@@ -183,15 +183,15 @@ impl Step {
 const MIN_BOUNDARIES: u64 = 3;
 /// Longest run of marks of one kind that counts as one boundary. In a longer run the kind is all
 /// that the process does, so each mark is a boundary.
-const MAX_RUN: u32 = 64;
+const MAX_RUN_OF_MARKS: u32 = 64;
 /// Recent counts are halved after this many steps, or after this many marks while the boundary is
 /// unknown.
 const DECAY_STEPS: u32 = 32;
 const DECAY_MARKS: u32 = 256;
 /// Recent count below which two kinds cannot be compared.
-const MIN_RECENT: u32 = 4;
+const MIN_RECENT_BOUNDARIES: u32 = 4;
 /// Number of graph launches without a step boundary after which the launches are taken for steps.
-const MIN_REPLAYS: u64 = 32;
+const MIN_GRAPH_LAUNCHES: u64 = 32;
 /// Number of recent steps that are kept.
 const MAX_RECENT_STEPS: usize = 64;
 /// Number of steps of a sampling window that are kept until they are taken: a window of 500 ms with steps of 2 ms.
@@ -224,7 +224,7 @@ impl BoundaryTrack {
     /// Whether the two kinds had about equally many recent boundaries.
     fn is_as_frequent_as(&self, other: &Self) -> bool {
         let difference = self.recent.abs_diff(other.recent);
-        let is_known = self.recent.min(other.recent) >= MIN_RECENT;
+        let is_known = self.recent.min(other.recent) >= MIN_RECENT_BOUNDARIES;
         is_known && (difference <= 1 || 8 * difference <= self.recent.max(other.recent))
     }
 }
@@ -233,20 +233,20 @@ impl BoundaryTrack {
 #[derive(Debug, Clone, Default)]
 pub struct StepDetector {
     tracks: [BoundaryTrack; 7],
-    boundary: Option<Mark>,
+    boundary: Option<StepMark>,
     /// Whether the boundary replaces a better kind that can no longer be observed.
     is_substitute: bool,
-    last_mark: Option<Mark>,
+    last_mark: Option<StepMark>,
     run_length: u32,
     marks_since_decay: u32,
     backward_since_optimizer: bool,
     has_seen_backward: bool,
-    before_update: BeforeUpdate,
+    passes_before_first_update: PassesBeforeFirstUpdate,
     restarts: u32,
     gaps: u64,
     count: u64,
     /// Number of graph boundaries since the last step boundary.
-    replays: u64,
+    graph_launches: u64,
     steps: VecDeque<Step>,
     window_steps: Vec<WindowStep>,
 }
@@ -254,9 +254,9 @@ pub struct StepDetector {
 impl StepDetector {
     /// Records a mark, with the launches since the mark before. Marks of several threads may arrive
     /// slightly out of order.
-    pub fn mark(&mut self, mark: Mark, at_ns: u64, launches: Launches) {
+    pub fn record_mark(&mut self, mark: StepMark, at_ns: u64, launches: Launches) {
         let is_boundary = self.is_boundary(mark, launches);
-        self.before_update.mark(mark, at_ns);
+        self.passes_before_first_update.mark(mark, at_ns);
         self.count_mark_in_intervals(mark, launches);
         if is_boundary {
             self.end_interval(mark, at_ns);
@@ -265,9 +265,9 @@ impl StepDetector {
 
     /// Records that marks of these classes are missing up to the next mark. Steps in the gap are
     /// not counted, because their boundaries are unknown.
-    pub fn gap(&mut self, classes: &[MarkClass]) {
-        let is_missing = |mark: Mark| classes.contains(&mark.class());
-        for mark in Mark::ALL.into_iter().filter(|mark| is_missing(*mark)) {
+    pub fn record_gap(&mut self, classes: &[StepMarkClass]) {
+        let is_missing = |mark: StepMark| classes.contains(&mark.class());
+        for mark in StepMark::ALL.into_iter().filter(|mark| is_missing(*mark)) {
             self.tracks[mark.index()].open = None;
         }
         let open = self
@@ -277,8 +277,8 @@ impl StepDetector {
         open.for_each(|step| step.lacks_marks = true);
         // The next mark does not directly follow the last one.
         self.last_mark = None;
-        if classes.contains(&MarkClass::Training) {
-            self.before_update = BeforeUpdate::default();
+        if classes.contains(&StepMarkClass::Training) {
+            self.passes_before_first_update = PassesBeforeFirstUpdate::default();
         }
         let separates = !classes.is_empty() && self.boundary.is_none_or(is_missing);
         self.gaps += u64::from(separates);
@@ -287,12 +287,12 @@ impl StepDetector {
     /// Number of gaps in the marks that separate steps. With a gap, the step count is a lower
     /// bound.
     #[must_use]
-    pub fn gaps(&self) -> u64 {
+    pub fn gap_count(&self) -> u64 {
         self.gaps
     }
 
     /// Stops using marks of these kinds, because not all of them are observed any more.
-    pub fn ignore_marks(&mut self, marks: &[Mark]) {
+    pub fn ignore_marks(&mut self, marks: &[StepMark]) {
         for mark in marks {
             self.tracks[mark.index()].is_incomplete = true;
         }
@@ -307,15 +307,15 @@ impl StepDetector {
             self.window_steps.clear();
             self.steps.clear();
         }
-        self.before_update = BeforeUpdate::default();
+        self.passes_before_first_update = PassesBeforeFirstUpdate::default();
         // The first intervals of the other kinds are too old to be kept as steps.
         self.tracks.iter_mut().for_each(BoundaryTrack::reset_count);
     }
 
     /// Returns the best kind that was as frequent as `mark`, so that it separates the same steps.
-    fn substitute_for(&self, mark: Mark) -> Option<Mark> {
+    fn substitute_for(&self, mark: StepMark) -> Option<StepMark> {
         let lost = &self.tracks[mark.index()];
-        let candidates = Mark::ALL.into_iter().filter(|candidate| {
+        let candidates = StepMark::ALL.into_iter().filter(|candidate| {
             let track = &self.tracks[candidate.index()];
             !track.is_incomplete && track.is_as_frequent_as(lost)
         });
@@ -324,26 +324,26 @@ impl StepDetector {
 
     /// Returns the kind of mark that separates steps, once it is known.
     #[must_use]
-    pub fn boundary(&self) -> Option<Mark> {
+    pub fn boundary(&self) -> Option<StepMark> {
         self.boundary
     }
 
     /// Returns the number of steps.
     #[must_use]
-    pub fn count(&self) -> u64 {
+    pub fn step_count(&self) -> u64 {
         self.count
     }
 
     /// Returns how often the step count restarted: a better boundary was found, or the boundary was
     /// lost without a substitute.
     #[must_use]
-    pub fn restarts(&self) -> u32 {
+    pub fn restart_count(&self) -> u32 {
         self.restarts
     }
 
     /// Returns the most recent steps, oldest first.
     #[must_use]
-    pub fn recent(&self) -> &VecDeque<Step> {
+    pub fn recent_steps(&self) -> &VecDeque<Step> {
         &self.steps
     }
 
@@ -354,21 +354,21 @@ impl StepDetector {
     }
 
     /// The steps that lay whole in sampling windows since the last call. Steps whose launches are counted all the
-    /// time are in [`Self::recent`] instead.
+    /// time are in [`Self::recent_steps`] instead.
     pub fn take_window_steps(&mut self) -> Vec<WindowStep> {
         std::mem::take(&mut self.window_steps)
     }
 
-    fn is_boundary(&self, mark: Mark, launches: Launches) -> bool {
+    fn is_boundary(&self, mark: StepMark, launches: Launches) -> bool {
         let track = &self.tracks[mark.index()];
-        let begins_run = self.last_mark != Some(mark) || self.run_length >= MAX_RUN;
+        let begins_run = self.last_mark != Some(mark) || self.run_length >= MAX_RUN_OF_MARKS;
         match mark {
-            Mark::Backward => true,
-            Mark::Optimizer => {
+            StepMark::Backward => true,
+            StepMark::Optimizer => {
                 begins_run && (self.backward_since_optimizer || !self.has_seen_backward)
             }
             // Further tensors of a batch are copied before anything is launched.
-            Mark::CopyIn => {
+            StepMark::CopyIn => {
                 let so_far = track.open.and_then(|open| open.launches);
                 begins_run && sum_if_known(so_far, launches.continuous_count()) != Some(0)
             }
@@ -377,7 +377,7 @@ impl StepDetector {
     }
 
     /// Counts a mark in all open intervals.
-    fn count_mark_in_intervals(&mut self, mark: Mark, launches: Launches) {
+    fn count_mark_in_intervals(&mut self, mark: StepMark, launches: Launches) {
         for track in &mut self.tracks {
             let Some(open) = &mut track.open else {
                 continue;
@@ -393,11 +393,11 @@ impl StepDetector {
         };
         self.last_mark = Some(mark);
         match mark {
-            Mark::Backward => {
+            StepMark::Backward => {
                 self.backward_since_optimizer = true;
                 self.has_seen_backward = true;
             }
-            Mark::Optimizer => self.backward_since_optimizer = false,
+            StepMark::Optimizer => self.backward_since_optimizer = false,
             _ => {}
         }
         self.marks_since_decay = self.marks_since_decay.saturating_add(1);
@@ -411,7 +411,7 @@ impl StepDetector {
         }
     }
 
-    fn end_interval(&mut self, mark: Mark, at_ns: u64) {
+    fn end_interval(&mut self, mark: StepMark, at_ns: u64) {
         let track = &mut self.tracks[mark.index()];
         let next = Step {
             begin_ns: at_ns,
@@ -434,13 +434,13 @@ impl StepDetector {
         }
         if self.boundary == Some(mark) {
             self.count += 1;
-            self.replays = 0;
+            self.graph_launches = 0;
             if let Some((step, launches)) = ended.zip(exact_launches) {
                 self.keep_window_step(&step, launches);
             }
             self.push_step(ended);
-        } else if mark == Mark::Graph {
-            self.replays += 1;
+        } else if mark == StepMark::Graph {
+            self.graph_launches += 1;
         }
         self.consider_as_boundary(mark);
     }
@@ -462,7 +462,7 @@ impl StepDetector {
     }
 
     /// Makes a kind the step boundary if it is better than the current one.
-    fn consider_as_boundary(&mut self, mark: Mark) {
+    fn consider_as_boundary(&mut self, mark: StepMark) {
         let track = self.tracks[mark.index()];
         if track.is_incomplete || track.boundaries < MIN_BOUNDARIES || self.boundary == Some(mark) {
             return;
@@ -470,7 +470,7 @@ impl StepDetector {
         let is_better = self.boundary.is_none_or(|known| {
             let known_track = &self.tracks[known.index()];
             let is_rarer = 4 * u64::from(track.recent) < 3 * u64::from(known_track.recent);
-            let replaces = mark == Mark::Graph && self.replays >= MIN_REPLAYS;
+            let replaces = mark == StepMark::Graph && self.graph_launches >= MIN_GRAPH_LAUNCHES;
             match mark.boundary_rank().cmp(&known.boundary_rank()) {
                 // A substitute separates the same steps as the better kind did, so it counts as
                 // better than its tier.
@@ -492,8 +492,11 @@ impl StepDetector {
         self.window_steps.clear();
         self.steps.clear();
         self.count = track.boundaries;
-        if mark == Mark::Optimizer {
-            self.push_step(self.before_update.slow_first_step(&track.first_intervals));
+        if mark == StepMark::Optimizer {
+            self.push_step(
+                self.passes_before_first_update
+                    .slow_first_step(&track.first_intervals),
+            );
         }
         for step in track.first_intervals {
             self.push_step(step);

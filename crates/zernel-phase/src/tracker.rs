@@ -99,12 +99,12 @@ pub struct PhaseTracker {
     copies_to_host: bool,
     collective_since_ns: Option<u64>,
     /// Time of the last evidence for the call that the thread is in.
-    call_shown_ns: u64,
+    last_call_evidence_ns: u64,
     wait: Option<Wait>,
     /// When the thread was preempted. Deadlines stand still until it runs again.
     queued_since_ns: Option<u64>,
     /// Time of the last event other than losing its CPU or getting it back.
-    active_since_ns: u64,
+    last_own_event_ns: u64,
     /// Start of a time that may have been spent on data: a wait, the work before a fork, or what follows an optimizer
     /// step. A copy or a batch that follows decides that it was.
     undecided_since_ns: Option<u64>,
@@ -152,10 +152,10 @@ impl PhaseTracker {
             sync_since_ns: None,
             copies_to_host: false,
             collective_since_ns: None,
-            call_shown_ns: 0,
+            last_call_evidence_ns: 0,
             wait: None,
             queued_since_ns: None,
-            active_since_ns: now_ns,
+            last_own_event_ns: now_ns,
             undecided_since_ns: None,
             update_since_ns: None,
             last_marker_ns: 0,
@@ -182,23 +182,23 @@ impl PhaseTracker {
         closed: &mut impl Extend<PhaseInterval>,
     ) {
         if at_ns < self.now_ns {
-            count_fault(&mut self.faults.late, true);
+            count_fault(&mut self.faults.late_events, true);
             if !self.closes_open_call(at_ns, event) {
                 return;
             }
         }
-        self.advance(at_ns, closed);
-        if self.credit_wait(event, closed) {
+        self.advance_time(at_ns, closed);
+        if self.attribute_wait(event, closed) {
             self.update_phase(closed);
             return;
         }
         // A thread with any other event is running, so it is not blocked any more.
         self.end_wait(event);
-        self.end_queue();
-        self.apply(event, closed);
+        self.end_run_delay();
+        self.apply_event(event, closed);
         self.update_phase(closed);
         if !matches!(event, ThreadEvent::Preempt | ThreadEvent::Resume) {
-            self.active_since_ns = self.now_ns;
+            self.last_own_event_ns = self.now_ns;
         }
     }
 
@@ -209,7 +209,7 @@ impl PhaseTracker {
             return self.phase;
         }
         let mut expired = self.clone();
-        expired.advance(now_ns, &mut Vec::new());
+        expired.advance_time(now_ns, &mut Vec::new());
         expired.phase
     }
 
@@ -221,7 +221,7 @@ impl PhaseTracker {
 
     /// Closes the open interval at `now_ns`, when the thread has exited or is no longer observed.
     pub fn finish(mut self, now_ns: u64, closed: &mut impl Extend<PhaseInterval>) -> TrackerFaults {
-        self.advance(now_ns, closed);
+        self.advance_time(now_ns, closed);
         self.close(self.now_ns, WorkloadPhase::Unknown, closed);
         self.faults
     }
@@ -245,26 +245,26 @@ impl PhaseTracker {
 
     /// Advances the time to `at_ns` and ends the phase if its deadline has passed. The activity that follows may have a
     /// deadline that has passed too.
-    fn advance(&mut self, at_ns: u64, closed: &mut impl Extend<PhaseInterval>) {
+    fn advance_time(&mut self, at_ns: u64, closed: &mut impl Extend<PhaseInterval>) {
         self.now_ns = self.now_ns.max(at_ns);
         for _ in 0..2 {
             if self.now_ns < self.deadline_ns {
                 return;
             }
-            self.expire(closed);
+            self.end_expired_phase(closed);
         }
     }
 
-    fn expire(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    fn end_expired_phase(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         let next = match self.is_in_call() {
             true => Activity::Idle,
             false => self.activity.after_deadline(),
         };
         let at_ns = self.deadline_ns;
-        count_fault(&mut self.faults.expired, true);
+        count_fault(&mut self.faults.expired_phases, true);
         self.wait = None;
         if self.is_in_call() {
-            count_fault(&mut self.faults.lost_leaves, true);
+            count_fault(&mut self.faults.lost_leave_events, true);
             self.sync_since_ns = None;
             self.collective_since_ns = None;
             self.collective_queued = false;
@@ -279,7 +279,7 @@ impl PhaseTracker {
         }
     }
 
-    fn apply(&mut self, event: ThreadEvent, closed: &mut impl Extend<PhaseInterval>) {
+    fn apply_event(&mut self, event: ThreadEvent, closed: &mut impl Extend<PhaseInterval>) {
         match event {
             ThreadEvent::GpuSyncEnter => self.enter_sync(),
             ThreadEvent::GpuSyncLeave => self.leave_sync(),
@@ -289,7 +289,7 @@ impl PhaseTracker {
             ThreadEvent::CollectiveLeave => self.leave_collective(),
             ThreadEvent::Launch => self.launch(),
             ThreadEvent::CopyToDevice => self.copy_to_device(closed),
-            ThreadEvent::OptimizerMarker => self.pass_marker(closed),
+            ThreadEvent::OptimizerMarker => self.handle_optimizer_marker(closed),
             ThreadEvent::DataBegin => {
                 // Its first batch comes now, and was not prepared after the optimizer step.
                 if self.activity == Activity::AfterUpdate {
@@ -297,7 +297,7 @@ impl PhaseTracker {
                 }
                 self.announces_data = true;
                 self.in_update = false;
-                self.credit_loading(closed);
+                self.attribute_time_to_loading(closed);
                 self.announce(Activity::Loading, closed);
             }
             ThreadEvent::ForwardBegin => self.announce(Activity::Computing, closed),
@@ -311,7 +311,7 @@ impl PhaseTracker {
             ThreadEvent::CompileEnd => self.end_compile(),
             ThreadEvent::Fork => self.fork(),
             ThreadEvent::NotObserved => self.stop_observing(),
-            ThreadEvent::Block(reason) => self.block(reason, closed),
+            ThreadEvent::Block(reason) => self.begin_wait(reason, closed),
             ThreadEvent::Preempt => self.queued_since_ns = Some(self.now_ns),
             ThreadEvent::Resume
             | ThreadEvent::Unblock
@@ -327,7 +327,7 @@ impl PhaseTracker {
         self.sync_since_ns = Some(self.now_ns);
         self.copies_to_host = false;
         if self.collective_since_ns.is_none() {
-            self.call_shown_ns = self.now_ns;
+            self.last_call_evidence_ns = self.now_ns;
         }
         self.is_training_thread = true;
         self.uses_gpu = true;
@@ -336,7 +336,10 @@ impl PhaseTracker {
     }
 
     fn leave_sync(&mut self) {
-        count_fault(&mut self.faults.lost_enters, self.sync_since_ns.is_none());
+        count_fault(
+            &mut self.faults.lost_enter_events,
+            self.sync_since_ns.is_none(),
+        );
         let sync_follows_update = self.sync_follows_update();
         self.sync_since_ns = None;
         if self.collective_since_ns.is_some() {
@@ -344,15 +347,15 @@ impl PhaseTracker {
         }
         self.collective_queued = false;
         self.launched_since_sync = false;
-        if self.is_updating() {
+        if self.is_in_announced_update() {
             self.set_activity(Activity::Updating, self.now_ns);
             return;
         }
         if self.activity == Activity::AfterUpdate || sync_follows_update {
-            self.await_batch();
+            self.begin_undecided_time();
             return;
         }
-        self.compute();
+        self.set_computing();
         // Time blocked on the GPU is no optimizer step.
         self.update_since_ns = self.update_since_ns.map(|_| self.now_ns);
     }
@@ -369,7 +372,7 @@ impl PhaseTracker {
         self.end_sync_without_leave();
         self.end_collective_without_leave();
         self.collective_since_ns = Some(self.now_ns);
-        self.call_shown_ns = self.now_ns;
+        self.last_call_evidence_ns = self.now_ns;
         self.collective_launched = false;
         self.undecided_since_ns = None;
         self.update_since_ns = None;
@@ -377,7 +380,7 @@ impl PhaseTracker {
 
     fn leave_collective(&mut self) {
         count_fault(
-            &mut self.faults.lost_enters,
+            &mut self.faults.lost_enter_events,
             self.collective_since_ns.is_none(),
         );
         self.end_sync_without_leave();
@@ -396,12 +399,12 @@ impl PhaseTracker {
         self.launched_since_sync = true;
         self.undecided_since_ns = None;
         if !self.launches_for_optimizer() {
-            self.compute();
+            self.set_computing();
         }
     }
 
     /// Turns to computing. The thread may still be between a backward pass and its optimizer step.
-    fn compute(&mut self) {
+    fn set_computing(&mut self) {
         if self.works_outside_steps() {
             return;
         }
@@ -426,13 +429,13 @@ impl PhaseTracker {
         // An optimizer may copy too. The next batch is announced.
         let may_be_of_optimizer =
             self.activity == Activity::Updating && self.announces_data && self.announces_updates;
-        let is_of_optimizer = may_be_of_optimizer || self.is_updating();
+        let is_of_optimizer = may_be_of_optimizer || self.is_in_announced_update();
         if is_of_optimizer || self.works_outside_steps() {
             return;
         }
         if self.may_have_loaded() {
             self.awaits_data_after_update |= self.announces_updates;
-            self.credit_loading(closed);
+            self.attribute_time_to_loading(closed);
         }
         // The next sync may wait for this copy.
         self.update_end_ns = None;
@@ -440,7 +443,7 @@ impl PhaseTracker {
     }
 
     /// A batch follows an undecided time: the thread got data since then.
-    fn credit_loading(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    fn attribute_time_to_loading(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         if let Some(since_ns) = self.undecided_since_ns.take()
             && self.phase != WorkloadPhase::DataLoading
         {
@@ -459,7 +462,7 @@ impl PhaseTracker {
         if self.is_in_call() || (self.undecided_since_ns.is_some() && !awaits_batch) {
             return;
         }
-        let since_ns = self.active_since_ns.max(self.start_ns);
+        let since_ns = self.last_own_event_ns.max(self.start_ns);
         if awaits_batch {
             self.set_activity(Activity::Computing, self.now_ns);
         }
@@ -470,7 +473,7 @@ impl PhaseTracker {
     /// The thread announces what it does from now on.
     fn announce(&mut self, activity: Activity, closed: &mut impl Extend<PhaseInterval>) {
         if activity == Activity::Updating {
-            self.credit_update(closed);
+            self.attribute_time_to_update(closed);
         }
         self.end_sync_without_leave();
         self.end_collective_without_leave();
@@ -513,7 +516,7 @@ impl PhaseTracker {
         let (phase, shown_ns, max_ns) = match (self.collective_since_ns, self.sync_since_ns) {
             (Some(_), _) => (
                 WorkloadPhase::NcclCollective,
-                self.call_shown_ns,
+                self.last_call_evidence_ns,
                 self.config.collective_max_ns,
             ),
             (None, Some(_)) => (
@@ -521,7 +524,7 @@ impl PhaseTracker {
                     true => self.phase,
                     false => self.sync_phase(),
                 },
-                self.call_shown_ns,
+                self.last_call_evidence_ns,
                 self.config.sync_max_ns,
             ),
             (None, None) => (self.activity.phase(), self.activity_until_ns, 0),
@@ -577,7 +580,7 @@ impl PhaseTracker {
     }
 
     fn count_lost_leave(&mut self, is_lost: bool) {
-        count_fault(&mut self.faults.lost_leaves, is_lost);
+        count_fault(&mut self.faults.lost_leave_events, is_lost);
         self.update_since_ns = self.update_since_ns.filter(|_| !is_lost);
     }
 }

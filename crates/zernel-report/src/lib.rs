@@ -6,13 +6,13 @@
 //! | `process`, `phases` | totals of one process |
 //! | `times` | the times of a process, the figures of a rank that the verdict uses, and their split into parts |
 //! | `verdict` | what bounds the run |
-//! | `judge_again` | the verdict of this version on a report that was written earlier |
+//! | `judge_written_report` | the verdict of this version on a report that was written earlier |
 //! | `report` | the whole report as data; its JSON form |
 //! | `render`, `html` | the report as text and as an HTML page |
 //! | [`text`] | formatting of sizes, times and lines, for every command |
 
 mod html;
-mod judge_again;
+mod judge_written_report;
 mod phases;
 mod process;
 mod record;
@@ -24,7 +24,7 @@ mod times;
 mod verdict;
 
 pub use html::render_html;
-pub use judge_again::judge_again;
+pub use judge_written_report::judge_written_report;
 pub use process::ProcessReport;
 pub use record::ProcessRecord;
 pub use render::render_text;

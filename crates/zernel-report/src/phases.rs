@@ -61,10 +61,13 @@ impl PhaseSeconds {
     }
 
     pub(crate) fn total_seconds(&self) -> f64 {
-        self.by_name().iter().map(|(_, seconds)| seconds).sum()
+        self.seconds_by_phase_name()
+            .iter()
+            .map(|(_, seconds)| seconds)
+            .sum()
     }
 
-    pub(crate) fn by_name(&self) -> [(&'static str, f64); 5] {
+    pub(crate) fn seconds_by_phase_name(&self) -> [(&'static str, f64); 5] {
         [
             ("DataLoading", self.data_loading),
             ("GpuCompute", self.gpu_compute),

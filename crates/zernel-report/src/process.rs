@@ -5,18 +5,19 @@ use std::collections::BTreeMap;
 use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 use zernel_model::snapshot::{self, CollectiveTotals, Role};
-use zernel_phase::steps::MarkClass;
+use zernel_phase::steps::StepMarkClass;
 
 use super::record::RecordSample;
 use super::steps::StepReport;
 use super::times::ProcessTimes;
 
 /// The name of `PyTorch` among frameworks.
-const TORCH: &str = "PyTorch";
+const TORCH_FRAMEWORK_NAME: &str = "PyTorch";
 /// Frameworks that announce no steps.
-const SILENT_FRAMEWORKS: [&str; 5] = ["JAX", "TensorFlow", "PaddlePaddle", "MXNet", "MindSpore"];
+const FRAMEWORKS_WITHOUT_STEPS: [&str; 5] =
+    ["JAX", "TensorFlow", "PaddlePaddle", "MXNet", "MindSpore"];
 /// Shortest start-up that the report shows, in seconds.
-const MIN_START_UP: f64 = 0.1;
+const MIN_SHOWN_START_UP_SECONDS: f64 = 0.1;
 
 /// The report on one process of the command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
@@ -159,14 +160,14 @@ impl ProcessReport {
     }
 
     /// Whether the process launched kernels, called collectives, made steps or had a phase.
-    fn has_worked(&self) -> bool {
+    fn has_trained_or_launched(&self) -> bool {
         let phases = &self.times.phases;
         let stepped = self.steps.is_some() || phases.total_seconds() > phases.unknown;
         self.launches > 0 || !self.collectives.is_empty() || stepped
     }
 
     /// Whether the process waited for data or for peers.
-    fn has_waited(&self) -> bool {
+    fn has_waited_for_data_or_peers(&self) -> bool {
         self.times.data_waits.total_seconds() + self.times.peer_wait_seconds > 0.0
     }
 
@@ -174,9 +175,13 @@ impl ProcessReport {
     /// Otherwise a process that only waited serves the job: it compiles, for example.
     pub(crate) fn find_ranks(processes: &[Self]) -> Vec<&Self> {
         let trainers = processes.iter().filter(|process| !process.is_loader);
-        let (worked, idle): (Vec<_>, Vec<_>) = trainers.partition(|process| process.has_worked());
+        let (worked, idle): (Vec<_>, Vec<_>) =
+            trainers.partition(|process| process.has_trained_or_launched());
         match worked.is_empty() {
-            true => idle.into_iter().filter(|it| it.has_waited()).collect(),
+            true => idle
+                .into_iter()
+                .filter(|it| it.has_waited_for_data_or_peers())
+                .collect(),
             false => worked,
         }
     }
@@ -185,14 +190,14 @@ impl ProcessReport {
     /// reduction of gradients. If these could not be observed, it may train.
     pub(crate) fn only_infers(&self) -> bool {
         let separated_by = self.steps.as_ref().and_then(|steps| steps.separated_by);
-        let trains = separated_by.is_some_and(|mark| mark.class() == MarkClass::Training);
+        let trains = separated_by.is_some_and(|mark| mark.class() == StepMarkClass::Training);
         let shows_none = !trains && self.times.phases.optimizer_step == 0.0;
         self.launches > 0 && shows_none && !self.lacks_torch_probes
     }
 
     /// Whether the process uses a GPU, and nothing shows machine learning: no training, no collective, no framework. `PyTorch`
     /// also computes with tensors for other purposes. It counts as a framework if a layer of a model was called or compiled.
-    pub(crate) fn uses_gpu_for_other_work(&self) -> bool {
+    pub(crate) fn uses_gpu_without_ml(&self) -> bool {
         let uses_model = self.layer_calls > Some(0) || self.times.compile_seconds > 0.0;
         let has_no_framework = self.frameworks.as_ref().is_some_and(|names| {
             names.is_empty() || (self.layer_calls.is_some() && maps_only_torch(names))
@@ -206,34 +211,37 @@ impl ProcessReport {
     }
 
     /// Whether the process uses a framework that announces no steps.
-    fn uses_silent_framework(&self) -> bool {
+    fn uses_framework_without_steps(&self) -> bool {
         let names = self.frameworks.iter().flatten();
         names
             .into_iter()
-            .any(|name| SILENT_FRAMEWORKS.contains(&name.as_str()))
+            .any(|name| FRAMEWORKS_WITHOUT_STEPS.contains(&name.as_str()))
     }
 
     /// Whether the process is known to use another framework than `PyTorch`.
-    pub(crate) fn lacks_torch(&self) -> bool {
-        self.uses_silent_framework() && !self.maps_torch()
+    pub(crate) fn uses_framework_other_than_torch(&self) -> bool {
+        self.uses_framework_without_steps() && !self.maps_torch()
     }
 
     /// Whether other processes may send it requests: it does not train, and announces no batches, as a loop with a
     /// `DataLoader` does. Training with another framework than `PyTorch` announces nothing.
     pub(crate) fn may_serve_requests(&self) -> bool {
         let announces = self.announcements != Some(0);
-        self.only_infers() && self.maps_torch() && !self.uses_silent_framework() && !announces
+        self.only_infers()
+            && self.maps_torch()
+            && !self.uses_framework_without_steps()
+            && !announces
     }
 
     /// Time in which it worked as a loader: on CPUs, fetching, or runnable without a CPU.
-    pub(crate) fn loading_seconds(&self) -> f64 {
+    pub(crate) fn loader_work_seconds(&self) -> f64 {
         self.times.cpu_seconds + self.times.fetch_seconds + self.times.run_delay_seconds
     }
 
     /// Time from its start to its first probed call, if that is not negligible.
     pub(crate) fn start_up_seconds(&self) -> Option<f64> {
         self.before_first_call_seconds
-            .filter(|seconds| *seconds >= MIN_START_UP)
+            .filter(|seconds| *seconds >= MIN_SHOWN_START_UP_SECONDS)
     }
 
     /// Overhead of observing as a share of its wall time.
@@ -247,12 +255,13 @@ impl ProcessReport {
 
 /// Whether these frameworks are known, and `PyTorch` is among them.
 fn contain_torch(frameworks: Option<&[String]>) -> bool {
-    frameworks.is_some_and(|names| names.iter().any(|name| name == TORCH))
+    frameworks.is_some_and(|names| names.iter().any(|name| name == TORCH_FRAMEWORK_NAME))
 }
 
 /// Whether a process maps `PyTorch`, and otherwise only libraries that `PyTorch` maps itself.
 fn maps_only_torch(frameworks: &[String]) -> bool {
-    let own = |name: &String| [TORCH, "cuDNN", "NCCL", "cuBLAS"].contains(&name.as_str());
+    let own =
+        |name: &String| [TORCH_FRAMEWORK_NAME, "cuDNN", "NCCL", "cuBLAS"].contains(&name.as_str());
     contain_torch(Some(frameworks)) && frameworks.iter().all(own)
 }
 
@@ -288,24 +297,24 @@ mod tests {
     #[test]
     fn torch_without_layers_is_no_machine_learning() {
         let tensors = process_that_launches(&["PyTorch", "NCCL", "cuDNN", "cuBLAS"]);
-        assert!(tensors.uses_gpu_for_other_work());
+        assert!(tensors.uses_gpu_without_ml());
         let infers = ProcessReport {
             layer_calls: Some(1),
             ..tensors.clone()
         };
-        assert!(!infers.uses_gpu_for_other_work());
+        assert!(!infers.uses_gpu_without_ml());
         let unknown = ProcessReport {
             layer_calls: None,
             ..tensors.clone()
         };
-        assert!(!unknown.uses_gpu_for_other_work());
+        assert!(!unknown.uses_gpu_without_ml());
         let mut compiled = tensors;
         compiled.times.compile_seconds = 0.1;
-        assert!(!compiled.uses_gpu_for_other_work());
+        assert!(!compiled.uses_gpu_without_ml());
         for other in [&["PyTorch", "TensorRT"][..], &["cuBLAS"]] {
-            assert!(!process_that_launches(other).uses_gpu_for_other_work());
+            assert!(!process_that_launches(other).uses_gpu_without_ml());
         }
-        assert!(process_that_launches(&[]).uses_gpu_for_other_work());
+        assert!(process_that_launches(&[]).uses_gpu_without_ml());
     }
 
     /// Without probes on `PyTorch` nothing shows whether a process trains, loads or calls layers.
@@ -326,7 +335,7 @@ mod tests {
         };
         let torch = report("PyTorch");
         assert_eq!((torch.layer_calls, torch.announcements), (None, None));
-        assert!(!torch.only_infers() && !torch.uses_gpu_for_other_work());
+        assert!(!torch.only_infers() && !torch.uses_gpu_without_ml());
         assert!(!torch.may_serve_requests());
         // Other programs have no such functions.
         let other = report("cuDNN");
@@ -367,9 +376,12 @@ mod tests {
     /// Libraries that several frameworks use show none of them.
     #[test]
     fn a_process_lacks_torch_if_it_uses_another_framework() {
-        assert!(process_that_launches(&["JAX", "NCCL"]).lacks_torch());
+        assert!(process_that_launches(&["JAX", "NCCL"]).uses_framework_other_than_torch());
         for names in [&["JAX", "PyTorch"][..], &["NCCL"], &[]] {
-            assert!(!process_that_launches(names).lacks_torch(), "{names:?}");
+            assert!(
+                !process_that_launches(names).uses_framework_other_than_torch(),
+                "{names:?}"
+            );
         }
     }
 
@@ -397,7 +409,8 @@ mod tests {
     #[test]
     fn completeness_is_unknown_without_cuda_calls() {
         let process = |complete, call: &str| {
-            let calls = BTreeMap::from([(call.to_owned().into(), snapshot::Calls::default())]);
+            let calls =
+                BTreeMap::from([(call.to_owned().into(), snapshot::FunctionCalls::default())]);
             ProcessReport::new(&snapshot::ProcessSnapshot {
                 complete,
                 calls,

@@ -45,7 +45,7 @@ pub struct ProcessRecord {
     /// CPUs in its affinity mask. Empty: unknown.
     pub cpus: CpuSet,
     /// Time that the CPU limit of its cgroup has cost so far, and when recording began.
-    throttled_seconds: Option<(f64, f64)>,
+    throttled_now_and_at_begin: Option<(f64, f64)>,
 }
 
 impl ProcessRecord {
@@ -73,8 +73,10 @@ impl ProcessRecord {
 
     /// Sets for how many seconds the CPU limit of the cgroup has throttled threads since the cgroup was created.
     pub fn set_throttled_seconds(&mut self, seconds: f64) {
-        let (_, begin) = self.throttled_seconds.unwrap_or((seconds, seconds));
-        self.throttled_seconds = Some((seconds, begin));
+        let (_, begin) = self
+            .throttled_now_and_at_begin
+            .unwrap_or((seconds, seconds));
+        self.throttled_now_and_at_begin = Some((seconds, begin));
     }
 
     /// Adds the current state of the process.
@@ -86,7 +88,7 @@ impl ProcessRecord {
             Ordering::Greater => {
                 *self = Self {
                     first_seen_ns: process.first_seen_ns,
-                    throttled_seconds: self.throttled_seconds,
+                    throttled_now_and_at_begin: self.throttled_now_and_at_begin,
                     ..Self::default()
                 };
             }
@@ -97,7 +99,7 @@ impl ProcessRecord {
             None => report,
         };
         self.latest_report = report;
-        let throttled = self.throttled_seconds;
+        let throttled = self.throttled_now_and_at_begin;
         self.latest_report.times.throttled_seconds =
             throttled.map_or(0.0, |(now, begin)| now - begin);
         self.steps.add_new_steps(&process.steps);
@@ -148,8 +150,8 @@ impl ProcessRecord {
         latest.cpus = cpus;
         latest.before_first_call_seconds = before_first_call_seconds;
         if let Some((report, begin_ns, end_ns)) = steps.into_report() {
-            let begin = times_at(&samples, begin_ns);
-            let end = times_at(&samples, end_ns);
+            let begin = interpolated_times_at(&samples, begin_ns);
+            let end = interpolated_times_at(&samples, end_ns);
             latest.training = begin.zip(end).map(|(begin, end)| TrainingTime {
                 begin_seconds: begin.wall_seconds,
                 times: ProcessTimes {
@@ -169,13 +171,13 @@ impl ProcessRecord {
 fn gpu_busy_between(samples: &[RecordSample], begin_ns: u64, end_ns: u64) -> Option<f64> {
     let span_ns = end_ns.saturating_sub(begin_ns);
     let steady_ns = begin_ns + MAX_GPU_READING_AGE_NS.min(span_ns / 2);
-    let busy_at = |at_ns| times_at(samples, at_ns)?.gpu_busy_seconds;
+    let busy_at = |at_ns| interpolated_times_at(samples, at_ns)?.gpu_busy_seconds;
     let busy = (busy_at(end_ns)? - busy_at(steady_ns)?).max(0.0);
     Some(busy * span_ns as f64 / (end_ns - steady_ns).max(1) as f64)
 }
 
 /// The times of a process at `at_ns`, interpolated between samples.
-fn times_at(samples: &[RecordSample], at_ns: u64) -> Option<ProcessTimes> {
+fn interpolated_times_at(samples: &[RecordSample], at_ns: u64) -> Option<ProcessTimes> {
     let after = samples.partition_point(|sample| sample.at_ns < at_ns);
     let Some(next) = samples.get(after) else {
         return samples.last().map(|sample| sample.times);
@@ -201,7 +203,7 @@ fn times_at(samples: &[RecordSample], at_ns: u64) -> Option<ProcessTimes> {
 #[cfg(test)]
 mod tests {
     use zernel_model::snapshot::StepSnapshot;
-    use zernel_phase::steps::{Mark, Step};
+    use zernel_phase::steps::{Step, StepMark};
 
     use super::*;
 
@@ -235,7 +237,7 @@ mod tests {
             first_seen_ns,
             observed_seconds,
             steps: StepSnapshot {
-                boundary: Some(Mark::Backward),
+                boundary: Some(StepMark::Backward),
                 count: steps,
                 recent: (steps.saturating_sub(64)..steps).map(step).collect(),
                 ..StepSnapshot::default()
@@ -338,7 +340,7 @@ mod tests {
             sample(3_000_000_000, 2.0, 4.0),
             sample(5_000_000_000, 4.0, 5.0),
         ];
-        let cpu_at = |at_ns| times_at(&samples, at_ns).map(|times| times.cpu_seconds);
+        let cpu_at = |at_ns| interpolated_times_at(&samples, at_ns).map(|times| times.cpu_seconds);
         for (at_ns, cpu) in [
             (0, 0.0),
             (1_000_000_000, 0.0),
@@ -349,6 +351,6 @@ mod tests {
         ] {
             assert_eq!(cpu_at(at_ns), Some(cpu), "{at_ns}");
         }
-        assert_eq!(times_at(&[], 7), None);
+        assert_eq!(interpolated_times_at(&[], 7), None);
     }
 }

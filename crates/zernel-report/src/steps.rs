@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use zernel_model::snapshot::StepSnapshot;
-use zernel_phase::steps::{Mark, Step, StepSummary, TimeSpan};
+use zernel_phase::steps::{Step, StepMark, StepSummary, TimeSpan};
 
 /// Most steps kept. Beyond that, every second one is dropped.
 const MAX_KEPT_STEPS: usize = 1 << 18;
@@ -14,13 +14,13 @@ const MAX_LISTED_INTERRUPTIONS: usize = 5;
 /// The steps of a process so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StepLog {
-    boundary: Option<Mark>,
+    boundary: Option<StepMark>,
     restarts: u32,
     count: u64,
     /// Steps made before it was attached to. They do not count.
     baseline_count: u64,
     /// Whether the process ran before it was attached to.
-    is_attached: bool,
+    ran_before_attach: bool,
     has_gaps: bool,
     is_thinned: bool,
     steps: Vec<Step>,
@@ -37,7 +37,7 @@ pub(crate) struct StepReport {
     /// Whether steps were dropped, so that pauses and stalls come from a subset.
     pub(crate) thinned: bool,
     /// The call that separates steps.
-    pub(crate) separated_by: Option<Mark>,
+    pub(crate) separated_by: Option<StepMark>,
     pub(crate) median_seconds: f64,
     pub(crate) p99_seconds: f64,
     pub(crate) longest_seconds: f64,
@@ -83,7 +83,7 @@ impl StepLog {
             restarts: steps.restarts,
             count: steps.count,
             baseline_count: steps.count,
-            is_attached: true,
+            ran_before_attach: true,
             ..Self::default()
         }
     }
@@ -93,7 +93,7 @@ impl StepLog {
         if steps.restarts != self.restarts || steps.count < self.count {
             *self = Self {
                 restarts: steps.restarts,
-                is_attached: self.is_attached,
+                ran_before_attach: self.ran_before_attach,
                 ..Self::default()
             };
         }
@@ -116,7 +116,7 @@ impl StepLog {
     /// The report, and the begin and the end of the steps. `None` if there are too few steps.
     pub(crate) fn into_report(mut self) -> Option<(StepReport, u64, u64)> {
         let boundary = self.boundary?;
-        let summary = match self.is_attached {
+        let summary = match self.ran_before_attach {
             true => {
                 let cut = usize::from(self.baseline_count == 0).min(self.steps.len());
                 self.steps.drain(..cut);
@@ -182,7 +182,7 @@ mod tests {
             lacks_marks: false,
         };
         StepSnapshot {
-            boundary: Some(Mark::Backward),
+            boundary: Some(StepMark::Backward),
             count,
             restarts,
             gaps: 0,

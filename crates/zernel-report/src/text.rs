@@ -28,7 +28,7 @@ pub fn shorten_text(text: &str, width: usize) -> String {
     let text: String = text
         .trim_end()
         .chars()
-        .map(visible_or_question_mark)
+        .map(replace_control_character)
         .collect();
     if text.chars().count() <= width {
         return text;
@@ -44,18 +44,18 @@ pub fn replace_control_characters(text: &str) -> String {
         if c == '\n' {
             c
         } else {
-            visible_or_question_mark(c)
+            replace_control_character(c)
         }
     };
     text.chars().map(keep).collect()
 }
 
-fn visible_or_question_mark(c: char) -> char {
+fn replace_control_character(c: char) -> char {
     if c.is_control() { '?' } else { c }
 }
 
 /// Joins the words of a phrase so that [`wrap_lines`] keeps it on one line.
-pub fn keep_on_one_line(phrase: &str) -> String {
+pub fn join_with_no_break_spaces(phrase: &str) -> String {
     phrase.replace(' ', NO_BREAK_SPACE)
 }
 
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(wrap_lines("a bc def", 4), ["a bc", "def"]);
         assert_eq!(wrap_lines("abcdef g", 4), ["abcdef", "g"]);
         assert_eq!(
-            wrap_lines(&format!("a {}", keep_on_one_line("b c")), 4),
+            wrap_lines(&format!("a {}", join_with_no_break_spaces("b c")), 4),
             ["a", "b c"]
         );
     }

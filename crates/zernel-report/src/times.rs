@@ -178,9 +178,9 @@ pub(crate) struct RankTimes {
     /// The part of `data_waits` in which loaders waited for disk or network.
     pub(crate) data_fetch: f64,
     /// The part of `data_waits` in which loaders were runnable without a CPU.
-    pub(crate) data_sched: f64,
+    pub(crate) data_cpu_delay: f64,
     /// Time in which training threads of the rank ran on CPUs.
-    pub(crate) cpu: f64,
+    pub(crate) training_cpu: f64,
     /// Time in which its other threads ran on CPUs.
     pub(crate) other_cpu: f64,
     /// Time in which its training threads were runnable and had no CPU.
@@ -192,13 +192,13 @@ pub(crate) struct RankTimes {
     /// Whether nothing shows that it trains: no backward pass, no optimizer step, no reduction of gradients.
     pub(crate) only_infers: bool,
     /// Whether it uses a GPU and has no loaders, and nothing shows machine learning.
-    pub(crate) uses_gpu_for_other_work: bool,
+    pub(crate) uses_gpu_without_ml: bool,
     /// Whether it maps `PyTorch`.
     pub(crate) maps_torch: bool,
     /// Whether it uses another framework than `PyTorch`.
-    pub(crate) lacks_torch: bool,
+    pub(crate) uses_framework_other_than_torch: bool,
     /// Share of the time in which its busiest loader worked. `None`: it has no loaders.
-    pub(crate) loader_busy: Option<f64>,
+    pub(crate) max_loader_busy_share: Option<f64>,
     /// Number of its loaders.
     pub(crate) loaders: f64,
     /// Whether the rank has as many loaders as CPUs.
@@ -207,7 +207,7 @@ pub(crate) struct RankTimes {
 
 impl RankTimes {
     /// Wall time of the rank without compilations. All shares are shares of this time.
-    pub(crate) fn counted_wall(&self) -> f64 {
+    pub(crate) fn wall_without_compiling(&self) -> f64 {
         self.wall - self.compile
     }
 
@@ -247,17 +247,17 @@ impl RankTimes {
             data_waits: data_waits.total_seconds(),
             data_prepare: data_waits.prepare,
             data_fetch: data_waits.fetch,
-            data_sched: data_waits.sched,
-            cpu: times.calling_cpu_seconds,
+            data_cpu_delay: data_waits.sched,
+            training_cpu: times.calling_cpu_seconds,
             other_cpu: times.cpu_seconds - times.calling_cpu_seconds,
             run_delay: times.calling_run_delay_seconds,
             throttled: times.throttled_seconds,
             gpu_busy: times.gpu_busy_seconds,
             only_infers: rank.only_infers(),
-            uses_gpu_for_other_work: rank.uses_gpu_for_other_work() && loaders == 0.0,
+            uses_gpu_without_ml: rank.uses_gpu_without_ml() && loaders == 0.0,
             maps_torch: rank.maps_torch(),
-            lacks_torch: rank.lacks_torch(),
-            loader_busy: busiest_loader_share(rank, processes)
+            uses_framework_other_than_torch: rank.uses_framework_other_than_torch(),
+            max_loader_busy_share: busiest_loader_share(rank, processes)
                 .filter(|_| !rank.may_serve_requests()),
             loaders,
             loaders_fill_cpus: loaders >= cpu_count(rank, ranks),
@@ -272,8 +272,8 @@ fn busiest_loader_share(rank: &ProcessReport, processes: &[ProcessReport]) -> Op
             < MIN_LOADER_LIFETIME_SHARE * rank.training_times().wall_seconds;
         process.loads_for == Some(rank.pid) && !is_short
     });
-    let shares =
-        own.map(|loader| loader.loading_seconds() / loader.times.wall_seconds.max(f64::EPSILON));
+    let shares = own
+        .map(|loader| loader.loader_work_seconds() / loader.times.wall_seconds.max(f64::EPSILON));
     shares.max_by(f64::total_cmp).map(|share| share.min(1.0))
 }
 
@@ -343,11 +343,11 @@ const _: () = assert!(TimePart::OtherThreads as usize + 1 == TimePart::ALL.len()
 pub(crate) struct RankTimeParts {
     seconds: [f64; TimePart::ALL.len()],
     /// The loaders' share of [`TimePart::CpuDelay`].
-    pub(crate) data_delay: f64,
+    pub(crate) loader_cpu_delay: f64,
     /// Host work that counts as [`TimePart::Gpu`], because the rank waits for its GPU more than the GPU for it.
-    pub(crate) ahead_of_gpu: f64,
+    pub(crate) host_work_ahead_of_gpu: f64,
     /// Busy share of its GPUs. `None`: NVML reports no utilization.
-    pub(crate) gpu_busy: Option<f64>,
+    pub(crate) gpu_busy_share: Option<f64>,
     /// Time in which its GPUs were idle. `None`: NVML reports no utilization.
     pub(crate) gpu_idle: Option<f64>,
     /// Number of launches, and of calls that wait for the GPU.
@@ -355,7 +355,7 @@ pub(crate) struct RankTimeParts {
     pub(crate) gpu_wait_calls: f64,
     /// Whether nothing shows that it trains.
     pub(crate) only_infers: bool,
-    pub(crate) lacks_torch: bool,
+    pub(crate) uses_framework_other_than_torch: bool,
     /// Warm-up: the first steps of the rank, which are not part of its time.
     pub(crate) warm_up: f64,
     /// Number of its loaders.
@@ -365,7 +365,7 @@ pub(crate) struct RankTimeParts {
     /// Whether the rank has as many loaders as CPUs.
     pub(crate) loaders_fill_cpus: bool,
     /// Waits for the GPU in which collectives may have run.
-    pub(crate) shared_with_collectives: f64,
+    pub(crate) gpu_waits_with_collectives: f64,
 }
 
 /// The time of a rank that no part has taken yet.
@@ -386,11 +386,11 @@ impl RankTimeParts {
     pub(crate) fn new(rank: &RankTimes) -> Self {
         // Of the time in which it was not observed, nothing is known.
         let mut remaining = RemainingSeconds((rank.wall - rank.not_observed).max(0.0));
-        let mut parts = Self::without_seconds(rank);
+        let mut parts = Self::without_part_seconds(rank);
         let prepare = remaining.take_at_most(rank.data_prepare);
         let fetch = remaining.take_at_most(rank.data_fetch);
-        let data_delay = remaining.take_at_most(rank.data_sched);
-        let explained = rank.data_prepare + rank.data_fetch + rank.data_sched;
+        let loader_cpu_delay = remaining.take_at_most(rank.data_cpu_delay);
+        let explained = rank.data_prepare + rank.data_fetch + rank.data_cpu_delay;
         let other = remaining.take_at_most(rank.data_waits - explained);
         let communication = remaining.take_at_most(rank.communication);
         let blocked_launches = rank.launching - MAX_UNBLOCKED_LAUNCH_SECONDS * rank.launches;
@@ -401,26 +401,26 @@ impl RankTimeParts {
         // Without a GPU almost all time is in phase Unknown, although the CPU time is known.
         let unknown = if uses_gpu { rank.unknown } else { 0.0 };
         // A thread may spin while it waits. A wait above has taken that time already.
-        let host = remaining.take_at_most((remaining.0 - unknown).min(rank.cpu));
+        let host = remaining.take_at_most((remaining.0 - unknown).min(rank.training_cpu));
         let other_threads = remaining.take_at_most((remaining.0 - unknown).min(rank.other_cpu));
         // A rank that waits for its GPU longer than the GPU is idle is limited by the GPU: it works ahead of it. A
         // rank with a GPU that is never idle is bound by the GPU too, even if it waits elsewhere or not at all.
-        let wall = rank.counted_wall();
+        let wall = rank.wall_without_compiling();
         let gpu_idle = rank.gpu_busy.map(|busy| (wall - busy).max(0.0));
         let is_ahead =
             gpu_idle.is_some_and(|idle| idle <= gpu.max(MAX_IDLE_SHARE_OF_BUSY_GPU * wall));
-        let (host, other_threads, ahead_of_gpu) = match is_ahead {
+        let (host, other_threads, host_work_ahead_of_gpu) = match is_ahead {
             true => (0.0, 0.0, host + other_threads),
             false => (host, other_threads, 0.0),
         };
-        let gpu = gpu + ahead_of_gpu;
+        let gpu = gpu + host_work_ahead_of_gpu;
         // The limit of a cgroup makes its threads wait in the run queue.
-        let throttled = (data_delay + delay).min(rank.throttled.max(0.0));
+        let throttled = (loader_cpu_delay + delay).min(rank.throttled.max(0.0));
         for (part, seconds) in [
             (TimePart::Prepare, prepare),
             (TimePart::Fetch, fetch),
             (TimePart::OtherData, other),
-            (TimePart::CpuDelay, data_delay + delay - throttled),
+            (TimePart::CpuDelay, loader_cpu_delay + delay - throttled),
             (TimePart::Throttled, throttled),
             (TimePart::Communication, communication),
             (TimePart::Gpu, gpu),
@@ -429,22 +429,22 @@ impl RankTimeParts {
         ] {
             parts.seconds[part as usize] = seconds;
         }
-        parts.data_delay = data_delay;
-        parts.ahead_of_gpu = ahead_of_gpu;
-        parts.gpu_busy = rank.gpu_busy.map(|busy| busy / wall.max(f64::EPSILON));
+        parts.loader_cpu_delay = loader_cpu_delay;
+        parts.host_work_ahead_of_gpu = host_work_ahead_of_gpu;
+        parts.gpu_busy_share = rank.gpu_busy.map(|busy| busy / wall.max(f64::EPSILON));
         parts.gpu_idle = gpu_idle;
         parts.uses_gpu = uses_gpu;
-        parts.shared_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);
+        parts.gpu_waits_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);
         parts
     }
 
     /// The facts about a rank that are no parts of its time.
-    fn without_seconds(rank: &RankTimes) -> Self {
+    fn without_part_seconds(rank: &RankTimes) -> Self {
         Self {
             launches: rank.launches,
             gpu_wait_calls: rank.gpu_wait_calls,
             only_infers: rank.only_infers,
-            lacks_torch: rank.lacks_torch,
+            uses_framework_other_than_torch: rank.uses_framework_other_than_torch,
             warm_up: rank.warm_up,
             loaders: rank.loaders,
             loaders_fill_cpus: rank.loaders_fill_cpus,
@@ -530,7 +530,7 @@ mod tests {
             }];
             let processes = [ranks[0].clone(), client.clone()];
             let times = RankTimes::new(&ranks[0], &ranks, &processes);
-            (times.data_waits, times.loaders, times.loader_busy)
+            (times.data_waits, times.loaders, times.max_loader_busy_share)
         };
         assert_eq!(times(0), (0.0, 0.0, None));
         assert_eq!(times(100), (6.0, 1.0, Some(0.0)));

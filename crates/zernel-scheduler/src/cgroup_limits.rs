@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_no_limit() {
+    fn malformed_cpu_max_is_no_limit() {
         for text in [
             "",
             "max 100000",

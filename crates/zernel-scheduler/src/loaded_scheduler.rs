@@ -17,9 +17,9 @@ use crate::task_state_pins::is_observer_alive;
 use crate::tenants::TenantReader;
 
 /// `SCX_EXIT_UNREG`: this process unloaded the scheduler.
-const EXIT_UNLOADED_HERE: u32 = 64;
+const EXIT_KIND_UNLOADED_HERE: u32 = 64;
 /// `SCX_EXIT_ERROR`: the first kind that is an error.
-const EXIT_FIRST_ERROR: u32 = 1024;
+const EXIT_KIND_FIRST_ERROR: u32 = 1024;
 /// Number of buckets, as in `intf.h`. The assertion on the size of [`RawClassCounters`] compares them.
 const WAIT_BUCKET_COUNT: usize = 28;
 
@@ -97,8 +97,12 @@ impl<'a> LoadedScheduler<'a> {
 
     /// The CPU time of the guarantee that others have not got yet. 0 if the kernel does not answer.
     #[must_use]
-    pub fn lost_virtual_time(&self) -> Duration {
-        let test_run = self.skel.progs.read_loss.test_run(ProgramInput::default());
+    pub fn unpaid_guarantee_time(&self) -> Duration {
+        let test_run = self
+            .skel
+            .progs
+            .read_promised_time_us
+            .test_run(ProgramInput::default());
         Duration::from_micros(test_run.map_or(0, |output| output.return_value.into()))
     }
 
@@ -155,8 +159,8 @@ impl<'a> LoadedScheduler<'a> {
     pub(crate) fn counters_or_error(&self) -> Result<SchedCounters, SchedError> {
         let ending = self.raw_ending();
         match ending.kind {
-            0 | EXIT_UNLOADED_HERE => Ok(self.counters()),
-            EXIT_FIRST_ERROR.. => Err(SchedError::Ejected(describe_ending(&ending))),
+            0 | EXIT_KIND_UNLOADED_HERE => Ok(self.counters()),
+            EXIT_KIND_FIRST_ERROR.. => Err(SchedError::Ejected(describe_ending(&ending))),
             _ => Err(SchedError::Unloaded(describe_ending(&ending))),
         }
     }

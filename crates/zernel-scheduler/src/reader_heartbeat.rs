@@ -20,16 +20,16 @@ impl<'a> ReaderHeartbeat<'a> {
             heartbeats_map,
             since_ns: monotonic_ns(),
         };
-        reader.beat_now();
+        reader.record_heartbeat();
         reader
     }
 
     /// Beats. Without a beat for a second, the reader counts as dead.
-    pub(crate) fn beat_now(&self) {
-        self.write_beat(monotonic_ns());
+    pub(crate) fn record_heartbeat(&self) {
+        self.write_heartbeat_at(monotonic_ns());
     }
 
-    fn write_beat(&self, beat_ns: u64) {
+    fn write_heartbeat_at(&self, beat_ns: u64) {
         let heartbeat = Heartbeat {
             beat_ns,
             owner: std::process::id(),
@@ -46,6 +46,6 @@ impl<'a> ReaderHeartbeat<'a> {
 
 impl Drop for ReaderHeartbeat<'_> {
     fn drop(&mut self) {
-        self.write_beat(0);
+        self.write_heartbeat_at(0);
     }
 }

@@ -40,9 +40,9 @@ use skeleton::{MainSkel, MainSkelBuilder, OpenMainSkel, types};
 /// Time between two looks at whether the scheduler still runs.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time between two readings of `cpu.max`, on kernels that do not report changes.
-const LIMITS_INTERVAL: Duration = Duration::from_secs(1);
+const CPU_LIMIT_READ_INTERVAL: Duration = Duration::from_secs(1);
 /// The callback that reports changes of `cpu.max`.
-const LIMIT_CALLBACK: &str = "cgroup_set_bandwidth";
+const CPU_LIMIT_CALLBACK: &str = "cgroup_set_bandwidth";
 
 /// The tasks with critical threads that go first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +156,7 @@ pub enum SchedError {
     #[error("this machine has no NUMA node {0} with CPUs; see /sys/devices/system/node")]
     NoSuchNode(u32),
     /// The kernel refused the BPF object.
-    #[error("cannot load the scheduler: {0}{hint}", hint = root_hint())]
+    #[error("cannot load the scheduler: {0}{hint}", hint = hint_if_not_root())]
     LoadFailed(#[from] libbpf_rs::Error),
     /// The kernel ejected the scheduler, because of an error.
     #[error("the kernel ejected the scheduler: {0}")]
@@ -169,19 +169,21 @@ pub enum SchedError {
     NotReplaced(String),
 }
 
-fn root_hint() -> &'static str {
+fn hint_if_not_root() -> &'static str {
     match rustix::process::geteuid().is_root() {
         true => "",
         false => "; it needs root",
     }
 }
 
-const MAX_CPUS: usize = array_length(|settings| &settings.llc_of_cpu);
+const MAX_CPUS: usize = length_of_settings_array(|settings| &settings.llc_of_cpu);
 /// As in `intf.h`.
 const MAX_LLCS: usize = 64;
 const MAX_NODES: usize = 64;
 
-const fn array_length<const N: usize>(_field: fn(&types::settings) -> &[u8; N]) -> usize {
+const fn length_of_settings_array<const N: usize>(
+    _field: fn(&types::settings) -> &[u8; N],
+) -> usize {
     N
 }
 
@@ -223,7 +225,7 @@ pub fn replace_scheduler(
     let mut storage = MaybeUninit::uninit();
     let mut open_object = MainSkelBuilder::default().open(&mut storage)?;
     configure_object(&mut open_object, settings)?;
-    let polls_limits = !kernel_reports_limits();
+    let polls_limits = !kernel_reports_cpu_limits();
     if polls_limits {
         open_object.struct_ops.zernel_ops_mut().cgroup_set_bandwidth = std::ptr::null_mut();
         open_object
@@ -243,7 +245,7 @@ pub fn replace_scheduler(
             .test_run(ProgramInput::default())?;
     }
     let link = skel.maps.zernel_ops.attach_struct_ops()?;
-    let limit_reader = polls_limits.then(LimitReader::default);
+    let limit_reader = polls_limits.then(CpuLimitReader::default);
     let heartbeat = ReaderHeartbeat::start(&skel.maps.zernel_heartbeats);
     let loaded = LoadedScheduler::new(&skel);
     wait_until_ended(&loaded, limit_reader, &heartbeat, poll);
@@ -285,7 +287,7 @@ fn configure_object(
     let may_privilege = settings.may_privilege || settings.privilege != Privilege::Nobody;
     target_settings.may_privilege = u32::from(may_privilege);
     let disabled_parts = settings.disabled_parts.iter();
-    target_settings.policies = !disabled_parts.fold(0, |set, policy| set | *policy as u32);
+    target_settings.enabled_policies = !disabled_parts.fold(0, |set, policy| set | *policy as u32);
     target_settings.cpus = topology.cpu_count as u32;
     target_settings.llcs = topology.llc_count.min(MAX_LLCS) as u32;
     for (target_llc, llc) in target_settings
@@ -309,7 +311,7 @@ fn configure_object(
 /// Sets the nodes of CPUs and GPUs. Nodes without a CPU, and beyond the scheduler's room, are not known.
 fn configure_nodes(target_settings: &mut types::settings, nodes: &NumaTopology) {
     let known = |node: &u32| (*node as usize) < MAX_NODES && nodes.cpus_of_node.contains_key(node);
-    target_settings.nodes = nodes.cpus_of_node.len() as u32;
+    target_settings.numa_nodes = nodes.cpus_of_node.len() as u32;
     let cpus = target_settings.node_of_cpu.iter_mut();
     for (target, node) in cpus.zip(&nodes.node_of_cpu) {
         *target = node
@@ -326,8 +328,8 @@ fn configure_nodes(target_settings: &mut types::settings, nodes: &NumaTopology) 
     let mut listed = target_settings.cpus_by_node.iter_mut();
     let mut first = 0;
     for (node, cpus) in nodes.cpus_of_node.iter().filter(|(node, _)| known(node)) {
-        target_settings.first_of_node[*node as usize] = first;
-        target_settings.cpus_of_node[*node as usize] = cpus.len() as u16;
+        target_settings.first_cpu_of_node[*node as usize] = first;
+        target_settings.cpu_count_of_node[*node as usize] = cpus.len() as u16;
         first += cpus.len() as u16;
         for (cpu, target) in cpus.iter().zip(listed.by_ref()) {
             *target = *cpu as u16;
@@ -336,25 +338,25 @@ fn configure_nodes(target_settings: &mut types::settings, nodes: &NumaTopology) 
 }
 
 /// Whether the kernel informs a scheduler when a `cpu.max` changes.
-fn kernel_reports_limits() -> bool {
+fn kernel_reports_cpu_limits() -> bool {
     let Ok(btf) = Btf::from_vmlinux() else {
         return false;
     };
     let ops = btf.type_by_name::<Struct<'_>>("sched_ext_ops");
     ops.is_some_and(|ops| {
         ops.iter()
-            .any(|member| member.name == Some(OsStr::new(LIMIT_CALLBACK)))
+            .any(|member| member.name == Some(OsStr::new(CPU_LIMIT_CALLBACK)))
     })
 }
 
 fn wait_until_ended(
     loaded: &LoadedScheduler<'_>,
-    mut limit_reader: Option<LimitReader>,
+    mut limit_reader: Option<CpuLimitReader>,
     heartbeat: &ReaderHeartbeat<'_>,
     mut poll: impl FnMut(&LoadedScheduler<'_>) -> ControlFlow<()>,
 ) {
     while !loaded.has_ended() && poll(loaded).is_continue() {
-        heartbeat.beat_now();
+        heartbeat.record_heartbeat();
         if let Some(limit_reader) = &mut limit_reader {
             limit_reader.read_if_due(loaded.skel);
         }
@@ -364,39 +366,39 @@ fn wait_until_ended(
 
 /// Reads the `cpu.max` of all cgroups and passes changes to the scheduler.
 #[derive(Debug, Default)]
-struct LimitReader {
-    known_limits: LimitsByCgroupId,
+struct CpuLimitReader {
+    passed_limits: LimitsByCgroupId,
     last_read: Option<Instant>,
 }
 
-impl LimitReader {
+impl CpuLimitReader {
     fn read_if_due(&mut self, skel: &MainSkel<'_>) {
         if self
             .last_read
-            .is_some_and(|last_read| last_read.elapsed() < LIMITS_INTERVAL)
+            .is_some_and(|last_read| last_read.elapsed() < CPU_LIMIT_READ_INTERVAL)
         {
             return;
         }
         self.last_read = Some(Instant::now());
         let limits = read_cpu_limits(Path::new(CGROUP_ROOT));
         for id in self
-            .known_limits
+            .passed_limits
             .keys()
             .filter(|id| !limits.contains_key(id))
         {
-            set_limit(skel, *id, None);
+            set_cpu_limit(skel, *id, None);
         }
         for (id, limit) in &limits {
-            if self.known_limits.get(id) != Some(limit) {
-                set_limit(skel, *id, Some(*limit));
+            if self.passed_limits.get(id) != Some(limit) {
+                set_cpu_limit(skel, *id, Some(*limit));
             }
         }
-        self.known_limits = limits;
+        self.passed_limits = limits;
     }
 }
 
 /// Sets or removes the limit of a cgroup. A cgroup that has vanished needs none.
-fn set_limit(skel: &MainSkel<'_>, cgroup_id: u64, limit: Option<CgroupCpuLimit>) {
+fn set_cpu_limit(skel: &MainSkel<'_>, cgroup_id: u64, limit: Option<CgroupCpuLimit>) {
     let words = [
         cgroup_id,
         limit.map_or(0, |limit| limit.quota_ns),
@@ -407,7 +409,7 @@ fn set_limit(skel: &MainSkel<'_>, cgroup_id: u64, limit: Option<CgroupCpuLimit>)
         context_in: Some(&mut argument),
         ..ProgramInput::default()
     };
-    let _ = skel.progs.set_limit.test_run(input);
+    let _ = skel.progs.set_cpu_limit.test_run(input);
 }
 
 #[cfg(test)]
@@ -424,11 +426,11 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_those_of_the_bpf_half() {
+    fn rust_constants_match_intf_h() {
         assert_eq!(MAX_CPUS, enumerator_value("MAX_CPUS"));
         assert_eq!(MAX_LLCS, enumerator_value("MAX_LLCS"));
         assert_eq!(MAX_NODES, enumerator_value("MAX_NODES"));
-        let first = 1 << enumerator_value("FIRST_WAIT_POWER");
+        let first = 1 << enumerator_value("FIRST_WAIT_BUCKET_LOG2_NS");
         assert_eq!(zernel_model::scheduler::FIRST_WAIT_BUCKET_ENDS_NS, first);
     }
 }

@@ -14,7 +14,7 @@ use crate::cgroup_limits::CGROUP_ROOT;
 use crate::scheduler::skeleton::{MainSkel, types};
 
 /// Index of the root, as in `cgroup.bpf.h`.
-const ROOT_INDEX: u32 = 0;
+const ROOT_CGROUP_INDEX: u32 = 0;
 /// Time between two searches for the paths of cgroups.
 const PATH_SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -77,24 +77,24 @@ fn read_accounts(skel: &MainSkel<'_>) -> Vec<CgroupAccount> {
     let index_of_cgroup = &skel.maps.node_of_cgroup;
     let account_of_cgroup = |key: Vec<u8>| {
         let index = index_of_cgroup.lookup(&key, MapFlags::ANY).ok()??;
-        read_account(skel, u64_at(&key, 0)?, &index)
+        read_account(skel, read_u64_at(&key, 0)?, &index)
     };
-    let root = read_account(skel, 0, &ROOT_INDEX.to_ne_bytes());
+    let root = read_account(skel, 0, &ROOT_CGROUP_INDEX.to_ne_bytes());
     root.into_iter()
         .chain(index_of_cgroup.keys().filter_map(account_of_cgroup))
         .collect()
 }
 
 fn read_account(skel: &MainSkel<'_>, cgroup_id: u64, index: &[u8]) -> Option<CgroupAccount> {
-    let node = skel.maps.nodes.lookup(index, MapFlags::ANY).ok()??;
+    let node = skel.maps.cgroup_nodes.lookup(index, MapFlags::ANY).ok()??;
     Some(CgroupAccount {
         cgroup_id,
-        run_ns: u64_at(&node, offset_of!(types::node, run_ns))?,
-        debt_ns: u64_at(&node, offset_of!(types::node, owed_ns))?,
+        run_ns: read_u64_at(&node, offset_of!(types::cgroup_node, run_ns))?,
+        debt_ns: read_u64_at(&node, offset_of!(types::cgroup_node, debt_ns))?,
     })
 }
 
-fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
+fn read_u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
     let bytes = bytes.get(offset..)?.first_chunk()?;
     Some(u64::from_ne_bytes(*bytes))
 }
@@ -141,13 +141,13 @@ mod tests {
     }
 
     #[test]
-    fn the_root_is_that_of_the_bpf_half() {
-        let root = format!("#define ROOT {ROOT_INDEX}\n");
+    fn root_cgroup_index_matches_cgroup_bpf_h() {
+        let root = format!("#define ROOT_CGROUP_INDEX {ROOT_CGROUP_INDEX}\n");
         assert!(include_str!("bpf/cgroup.bpf.h").contains(&root));
     }
 
     #[test]
-    fn cgroups_have_their_paths() {
+    fn cgroup_paths_are_found_by_id() {
         let root = tempfile::tempdir().unwrap();
         let nested = root.path().join("pods/one");
         fs::create_dir_all(&nested).unwrap();

@@ -42,11 +42,11 @@ pub(crate) enum RequestRefusal {
         "the request must have exactly one Host header; it must name localhost, a loopback address, the address connected to, \
          or a host that the daemon is configured to allow"
     )]
-    Host,
+    UnknownHost,
     #[error("the Origin header names a page on another host")]
-    Origin,
+    ForeignOrigin,
     #[error("{}", token_needed_text(file.as_deref()))]
-    Token {
+    TokenMissing {
         /// The file with the token.
         file: Option<PathBuf>,
     },
@@ -123,7 +123,7 @@ impl AccessPolicy {
                 scope: Scope::Machine,
                 owner,
             }),
-            Expose::Token => Err(RequestRefusal::Token {
+            Expose::Token => Err(RequestRefusal::TokenMissing {
                 file: self
                     .token
                     .as_ref()
@@ -144,17 +144,17 @@ impl AccessPolicy {
         };
         let mut named = headers.get_all(header::HOST).iter();
         let (Some(host), None) = (named.next(), named.next()) else {
-            return Err(RequestRefusal::Host);
+            return Err(RequestRefusal::UnknownHost);
         };
         // An absolute request target names a host too, and it takes precedence over the header.
         let also = uri
             .authority()
             .map(|authority| Host::parse(authority.as_str()));
         if also.is_some_and(|host| !host.is_some_and(|host| is_ours(&host))) {
-            return Err(RequestRefusal::Host);
+            return Err(RequestRefusal::UnknownHost);
         }
         let host = host.to_str().ok().and_then(Host::parse);
-        host.filter(is_ours).ok_or(RequestRefusal::Host)
+        host.filter(is_ours).ok_or(RequestRefusal::UnknownHost)
     }
 
     fn has_valid_token(&self, uri: &Uri, headers: &HeaderMap) -> bool {
@@ -164,12 +164,12 @@ impl AccessPolicy {
         let in_header = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| bearer_token(value.as_bytes()))
-            .is_some_and(|offered| token.is_token(offered));
+            .is_some_and(|offered| token.matches_token(offered));
         // Browsers cannot set headers on a WebSocket, so its token may be in the query. For requests other than
         // WebSockets, a token in the URL would only end up in logs.
         let in_query = || {
             is_websocket_request(headers)
-                && token_in_query(uri).is_some_and(|offered| token.is_token(&offered))
+                && token_in_query(uri).is_some_and(|offered| token.matches_token(&offered))
         };
         in_header || in_query()
     }
@@ -180,7 +180,7 @@ fn check_origin(host: &Host, headers: &HeaderMap) -> Result<(), RequestRefusal> 
     for origin in headers.get_all(header::ORIGIN) {
         let origin = origin.to_str().ok().and_then(Host::parse_origin);
         if !origin.is_some_and(|origin| origin.is_loopback() || origin == *host) {
-            return Err(RequestRefusal::Origin);
+            return Err(RequestRefusal::ForeignOrigin);
         }
     }
     Ok(())
@@ -211,8 +211,10 @@ impl IntoResponse for RequestRefusal {
     fn into_response(self) -> Response {
         let text = format!("{self}\n");
         match self {
-            Self::Host | Self::Origin => (StatusCode::FORBIDDEN, text).into_response(),
-            Self::Token { .. } => {
+            Self::UnknownHost | Self::ForeignOrigin => {
+                (StatusCode::FORBIDDEN, text).into_response()
+            }
+            Self::TokenMissing { .. } => {
                 let challenge = [(header::WWW_AUTHENTICATE, "Bearer realm=\"zernel\"")];
                 (StatusCode::UNAUTHORIZED, challenge, text).into_response()
             }

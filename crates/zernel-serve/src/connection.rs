@@ -49,7 +49,7 @@ impl ClientListener for TcpListener {
         let (stream, _) = self.accept().await?;
         // Responses are written whole, so Nagle's delay only adds latency. A failure is harmless.
         let _ = stream.set_nodelay(true);
-        let client = ConnectedClient::of_tcp(&stream)?;
+        let client = ConnectedClient::from_tcp_stream(&stream)?;
         Ok((stream, client))
     }
 }
@@ -59,7 +59,7 @@ impl ClientListener for UnixListener {
 
     async fn accept_client(&self) -> io::Result<(UnixStream, ConnectedClient)> {
         let (stream, _) = self.accept().await?;
-        let client = ConnectedClient::of_unix(&stream)?;
+        let client = ConnectedClient::from_unix_stream(&stream)?;
         Ok((stream, client))
     }
 }
@@ -107,7 +107,7 @@ impl Acceptor {
         let slot = Arc::new(slot);
         tokio::select! {
             biased;
-            () = slot.wait_until_ended() => {}
+            () = slot.wait_until_evicted() => {}
             () = self.serve_connection(stream, client, Arc::clone(&slot)) => {}
         }
     }
@@ -134,10 +134,10 @@ impl Acceptor {
             )
         });
         let mut stream = TimeoutStream::new(stream);
-        stream.set_write_timeout(Some(limits.stall));
+        stream.set_write_timeout(Some(limits.write_stall_timeout));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(limits.request_head)
+            .header_read_timeout(limits.request_head_timeout)
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_REQUEST_HEAD_BYTES)
             .serve_connection(TokioIo::new(Box::pin(stream)), service)

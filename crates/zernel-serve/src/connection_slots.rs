@@ -15,12 +15,12 @@ pub(crate) struct SlotLimits {
     /// Slots of all other owners together.
     pub(crate) other_slots: usize,
     /// Slots of one tenant of the unix socket.
-    pub(crate) per_tenant: usize,
+    pub(crate) tenant_slots: usize,
 }
 
 /// What happens to a client that finds its owner's slots taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WhenFull {
+pub(crate) enum FullSlotsPolicy {
     /// The new client gets the slot of the owner's oldest client, whose connection is ended.
     EndOldest,
     /// It gets none.
@@ -29,11 +29,11 @@ pub(crate) enum WhenFull {
 
 /// The slots of one address, or of all WebSocket clients.
 #[derive(Clone)]
-pub(crate) struct Slots(Arc<SharedSlots>);
+pub(crate) struct Slots(Arc<SlotPool>);
 
-struct SharedSlots {
+struct SlotPool {
     limits: SlotLimits,
-    when_full: WhenFull,
+    full_slots_policy: FullSlotsPolicy,
     table: Mutex<SlotTable>,
     /// Number of [`Slot`]s that exist, ended ones included.
     used_count: watch::Sender<usize>,
@@ -54,16 +54,16 @@ struct TakenSlot {
 
 /// A slot in use. The slot is free again when this value is dropped.
 pub(crate) struct Slot {
-    shared: Arc<SharedSlots>,
+    shared: Arc<SlotPool>,
     id: u64,
     end_signal: watch::Receiver<bool>,
 }
 
 impl Slots {
-    pub(crate) fn new(limits: SlotLimits, when_full: WhenFull) -> Self {
-        Self(Arc::new(SharedSlots {
+    pub(crate) fn new(limits: SlotLimits, full_slots_policy: FullSlotsPolicy) -> Self {
+        Self(Arc::new(SlotPool {
             limits,
-            when_full,
+            full_slots_policy,
             table: Mutex::default(),
             used_count: watch::Sender::new(0),
         }))
@@ -72,7 +72,7 @@ impl Slots {
     /// Takes a slot for a client; `None` if the client is refused, because the slots of its owner, or all, are taken.
     pub(crate) fn take_slot(&self, owner: ConnectionOwner) -> Option<Slot> {
         let mut table = self.0.lock_table();
-        self.0.make_room(&mut table, &owner)?;
+        self.0.free_slot_for_owner(&mut table, &owner)?;
         let id = table.next_id;
         table.next_id += 1;
         let (end, receiver) = watch::channel(false);
@@ -109,13 +109,13 @@ impl Slot {
             let mut entry = table.entries.remove(position);
             entry.owner = owner.clone();
             // The client is refused only in a table of WebSockets, whose owners never change.
-            let _ = self.shared.make_room(&mut table, owner);
+            let _ = self.shared.free_slot_for_owner(&mut table, owner);
             table.entries.push(entry);
         }
     }
 
     /// Waits until the client must end because another client needs its slot.
-    pub(crate) fn wait_until_ended(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub(crate) fn wait_until_evicted(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut end = self.end_signal.clone();
         async move {
             // The sender is dropped when the slot was given to another client.
@@ -132,17 +132,17 @@ impl Drop for Slot {
     }
 }
 
-impl SharedSlots {
+impl SlotPool {
     /// Locks the table even if it is poisoned: no operation leaves it half changed.
     fn lock_table(&self) -> MutexGuard<'_, SlotTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes sure that a slot is free for `owner`. Returns `None` if no slot can be freed.
-    fn make_room(&self, table: &mut SlotTable, owner: &ConnectionOwner) -> Option<()> {
+    fn free_slot_for_owner(&self, table: &mut SlotTable, owner: &ConnectionOwner) -> Option<()> {
         let limit = match owner {
             ConnectionOwner::Trusted => self.limits.trusted_slots,
-            ConnectionOwner::Tenant(_) => self.limits.per_tenant.min(self.limits.other_slots),
+            ConnectionOwner::Tenant(_) => self.limits.tenant_slots.min(self.limits.other_slots),
             ConnectionOwner::Anonymous => self.limits.other_slots,
         };
         if table.count_slots(|other| other == owner) >= limit {
@@ -154,7 +154,7 @@ impl SharedSlots {
         }
         match table.owner_with_most_slots(owner) {
             Some(largest) => table.end_oldest(|other| *other == largest),
-            None if self.when_full == WhenFull::Refuse => None,
+            None if self.full_slots_policy == FullSlotsPolicy::Refuse => None,
             None => table.end_oldest(|other| *other != ConnectionOwner::Trusted),
         }
     }
@@ -164,9 +164,9 @@ impl SharedSlots {
         table: &mut SlotTable,
         owner: &ConnectionOwner,
     ) -> Option<()> {
-        match self.when_full {
-            WhenFull::EndOldest => table.end_oldest(|other| other == owner),
-            WhenFull::Refuse => None,
+        match self.full_slots_policy {
+            FullSlotsPolicy::EndOldest => table.end_oldest(|other| other == owner),
+            FullSlotsPolicy::Refuse => None,
         }
     }
 }
@@ -211,7 +211,7 @@ mod tests {
     const TEST_LIMITS: SlotLimits = SlotLimits {
         trusted_slots: 2,
         other_slots: 6,
-        per_tenant: 3,
+        tenant_slots: 3,
     };
 
     fn owner_for_uid(uid: u32) -> ConnectionOwner {
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_user_with_too_many_connections_ends_only_its_own() {
-        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
+        let slots = Slots::new(TEST_LIMITS, FullSlotsPolicy::EndOldest);
         let other = take_slots(&slots, &owner_for_uid(1), 2);
         let many = take_slots(&slots, &owner_for_uid(2), 9);
         assert!(!other.iter().any(is_ended));
@@ -239,8 +239,8 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_user_makes_room_when_all_slots_are_taken() {
-        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
+    fn the_owner_with_most_slots_loses_one_when_full() {
+        let slots = Slots::new(TEST_LIMITS, FullSlotsPolicy::EndOldest);
         let small = take_slots(&slots, &owner_for_uid(1), 2);
         let large = take_slots(&slots, &owner_for_uid(2), 3);
         let _last = take_slots(&slots, &owner_for_uid(3), 1);
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn many_users_with_one_connection_do_not_shut_out_another() {
-        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
+        let slots = Slots::new(TEST_LIMITS, FullSlotsPolicy::EndOldest);
         let crowd: Vec<_> = (0..6)
             .flat_map(|uid| take_slots(&slots, &owner_for_uid(uid), 1))
             .collect();
@@ -261,8 +261,8 @@ mod tests {
 
     #[test]
     fn nobody_takes_the_slots_of_trusted_owners() {
-        for when_full in [WhenFull::EndOldest, WhenFull::Refuse] {
-            let slots = Slots::new(TEST_LIMITS, when_full);
+        for full_slots_policy in [FullSlotsPolicy::EndOldest, FullSlotsPolicy::Refuse] {
+            let slots = Slots::new(TEST_LIMITS, full_slots_policy);
             let root = slots.take_slot(ConnectionOwner::Trusted).unwrap();
             let _crowd: Vec<_> = (0..50)
                 .map(|uid| slots.take_slot(owner_for_uid(uid)))
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_client_that_becomes_trusted_leaves_its_slot_to_others() {
-        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
+        let slots = Slots::new(TEST_LIMITS, FullSlotsPolicy::EndOldest);
         let first = slots.take_slot(ConnectionOwner::Anonymous).unwrap();
         first.assign_to_owner(&ConnectionOwner::Trusted);
         let _many = take_slots(&slots, &ConnectionOwner::Anonymous, 50);
@@ -288,7 +288,7 @@ mod tests {
     /// connections of the other.
     #[test]
     fn a_client_whose_tenant_is_known_is_ended_by_its_tenant_only() {
-        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
+        let slots = Slots::new(TEST_LIMITS, FullSlotsPolicy::EndOldest);
         let local = slots.take_slot(owner_for_uid(1)).unwrap();
         let in_pod = slots.take_slot(owner_for_uid(1)).unwrap();
         in_pod.assign_to_owner(&ConnectionOwner::Tenant(Tenant::Pod("pod".to_owned())));
@@ -297,8 +297,8 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_refuse_end_nobody_of_the_same_owner() {
-        let slots = Slots::new(TEST_LIMITS, WhenFull::Refuse);
+    fn refusing_slots_end_no_connection() {
+        let slots = Slots::new(TEST_LIMITS, FullSlotsPolicy::Refuse);
         let mut own = take_slots(&slots, &owner_for_uid(1), 9);
         assert_eq!(own.len(), 3);
         assert!(!own.iter().any(is_ended));
@@ -308,7 +308,7 @@ mod tests {
 
     #[tokio::test]
     async fn all_slots_are_free_when_the_last_one_is_dropped() {
-        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
+        let slots = Slots::new(TEST_LIMITS, FullSlotsPolicy::EndOldest);
         let taken = take_slots(&slots, &ConnectionOwner::Anonymous, 50);
         drop(taken);
         slots.wait_until_all_free().await;

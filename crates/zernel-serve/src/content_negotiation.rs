@@ -17,7 +17,7 @@ pub(crate) fn metrics_format(headers: &HeaderMap) -> TextFormat {
         .flat_map(|value| value.split(','));
     for range in ranges {
         let (kind, parameters) = range.split_once(';').unwrap_or((range, ""));
-        let parameter = |name| find_parameter(parameters, name);
+        let parameter = |name| media_type_parameter(parameters, name);
         let quality = match parameter("q").map(str::parse::<f32>) {
             None => 1.0,
             Some(quality) => quality.unwrap_or(0.0),
@@ -45,7 +45,7 @@ pub(crate) fn content_type(format: TextFormat) -> &'static str {
     }
 }
 
-fn find_parameter<'a>(parameters: &'a str, wanted: &str) -> Option<&'a str> {
+fn media_type_parameter<'a>(parameters: &'a str, wanted: &str) -> Option<&'a str> {
     parameters
         .split(';')
         .filter_map(|parameter| parameter.split_once('='))

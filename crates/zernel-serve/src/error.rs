@@ -12,7 +12,7 @@ pub enum ServeError {
         "cannot expose everything on {address}, because other machines can reach it; use --expose token, or listen \
          on 127.0.0.1"
     )]
-    ExposedToMachines {
+    ExposedWithoutToken {
         /// The requested address.
         address: SocketAddr,
     },
@@ -32,7 +32,7 @@ pub enum ServeError {
     },
     /// The system refused the address.
     #[error("cannot listen on {address}: {source}")]
-    Listen {
+    CannotListen {
         /// The requested address.
         address: SocketAddr,
         /// The system's error.
@@ -54,7 +54,7 @@ pub enum ServeError {
     },
     /// The system refused the path.
     #[error("cannot listen on {}: {source}", path.display())]
-    Socket {
+    CannotBindSocket {
         /// The requested path.
         path: PathBuf,
         /// The system's error.
@@ -62,7 +62,7 @@ pub enum ServeError {
     },
     /// A configured host is not a valid host name or address.
     #[error("{name:?} is not a host name or address; give it without scheme and port")]
-    BadHost {
+    InvalidHost {
         /// The configured host.
         name: String,
     },
@@ -71,5 +71,5 @@ pub enum ServeError {
     ZeroInterval,
     /// The asynchronous runtime does not start.
     #[error("cannot start serving: {0}")]
-    Runtime(#[from] io::Error),
+    CannotStartRuntime(#[from] io::Error),
 }

@@ -21,25 +21,25 @@
 //! ```
 
 mod access;
+mod answer_cache;
 mod connection;
 mod connection_slots;
 mod content_negotiation;
 mod error;
 mod host;
 mod http_api;
-mod live_texts;
 mod options;
 mod peer;
-mod recent_texts;
 mod secret;
 mod server;
-mod shared_work;
 mod shutdown;
+mod single_flight;
 mod snapshot_stream;
 mod socket_file;
 mod source;
 mod source_queries;
 mod token_file;
+mod unread_answers;
 mod websocket;
 
 pub use error::ServeError;

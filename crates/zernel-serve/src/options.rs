@@ -55,11 +55,11 @@ pub struct Limits {
     /// Most WebSocket clients of one tenant on the unix socket.
     pub websockets_per_tenant: usize,
     /// Time for a client to send the head of its next request, idle time included.
-    pub request_head: Duration,
+    pub request_head_timeout: Duration,
     /// Time without progress after which a write to a client fails.
-    pub stall: Duration,
+    pub write_stall_timeout: Duration,
     /// Time that requests in flight get to finish at shutdown.
-    pub grace: Duration,
+    pub shutdown_grace: Duration,
 }
 
 impl Default for Options {
@@ -85,9 +85,9 @@ impl Default for Limits {
             connections_per_tenant: 32,
             websockets: 64,
             websockets_per_tenant: 8,
-            request_head: Duration::from_secs(10),
-            stall: Duration::from_secs(10),
-            grace: Duration::from_secs(1),
+            request_head_timeout: Duration::from_secs(10),
+            write_stall_timeout: Duration::from_secs(10),
+            shutdown_grace: Duration::from_secs(1),
         }
     }
 }

@@ -45,7 +45,7 @@ pub(crate) struct ConnectedClient {
 }
 
 impl ConnectedClient {
-    pub(crate) fn of_tcp(stream: &TcpStream) -> io::Result<Self> {
+    pub(crate) fn from_tcp_stream(stream: &TcpStream) -> io::Result<Self> {
         let local = stream.local_addr()?.ip().to_canonical();
         Ok(Self {
             owner: ConnectionOwner::Anonymous,
@@ -54,7 +54,7 @@ impl ConnectedClient {
         })
     }
 
-    pub(crate) fn of_unix(stream: &UnixStream) -> io::Result<Self> {
+    pub(crate) fn from_unix_stream(stream: &UnixStream) -> io::Result<Self> {
         let user = stream.peer_cred()?.uid();
         let process = PeerHandle::open(stream.as_fd())?;
         let mut client = Self {
@@ -80,8 +80,8 @@ impl ConnectedClient {
         let peer = self.peer.get_or_init(|| {
             let (user, process) = self.unix.as_ref()?;
             let process = process.as_ref().map(PeerHandle::read).transpose().ok()?;
-            let scope = scope_of(*user, geteuid().as_raw(), process.as_ref());
-            let tenant = tenant_of(*user, process);
+            let scope = scope_of_client(*user, geteuid().as_raw(), process.as_ref());
+            let tenant = tenant_of_client(*user, process);
             Some(Peer::Unix { scope, tenant })
         });
         peer.clone()
@@ -104,7 +104,7 @@ impl Peer {
 }
 
 /// The tenant of a client. Outside of pods, jobs and user namespaces, that is the user who connected.
-fn tenant_of(user: u32, process: Option<PeerProcess>) -> Tenant {
+fn tenant_of_client(user: u32, process: Option<PeerProcess>) -> Tenant {
     match process {
         Some(process)
             if !process.shares_user_namespace || !matches!(process.tenant, Tenant::User(_)) =>
@@ -117,7 +117,7 @@ fn tenant_of(user: u32, process: Option<PeerProcess>) -> Tenant {
 
 /// The tenant that a user counts for outside of pods and jobs. A user has many subordinate uids.
 fn tenant_of_user(user: u32) -> Tenant {
-    Tenant::User(SubordinateUids::of_machine().user_of(user))
+    Tenant::User(SubordinateUids::read_from_machine().user_of(user))
 }
 
 /// Returns which processes a client of `user` may see, if the daemon runs as user `own`. No other code decides which
@@ -125,7 +125,7 @@ fn tenant_of_user(user: u32) -> Tenant {
 /// the machine, and users in the pod are other users than those of the machine with the same numbers. `process` is
 /// `None` on kernels before 6.5; then the root of a container without a user namespace is taken for the root of the
 /// machine.
-fn scope_of(user: u32, own: u32, process: Option<&PeerProcess>) -> Scope {
+fn scope_of_client(user: u32, own: u32, process: Option<&PeerProcess>) -> Scope {
     let is_outside = process.is_none_or(|process| process.shares_user_namespace);
     match process.map(|process| &process.tenant) {
         // Without a UID of the usual form the pod has no scope of its own.
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn root_and_the_daemons_user_see_all_processes() {
         for process in [None, Some(peer_process(Tenant::User(0), true))] {
-            let scope = |user, own| scope_of(user, own, process.as_ref());
+            let scope = |user, own| scope_of_client(user, own, process.as_ref());
             assert_eq!(scope(0, 0), Scope::All);
             assert_eq!(scope(0, 7), Scope::All);
             assert_eq!(scope(7, 7), Scope::All);
@@ -165,17 +165,17 @@ mod tests {
         let pod = peer_process(Tenant::Pod(POD_UID.to_owned()), true);
         let uid = PodUid::parse(POD_UID).unwrap();
         for user in [0, 7, 8] {
-            assert_eq!(scope_of(user, 7, Some(&pod)), Scope::Pod(uid));
+            assert_eq!(scope_of_client(user, 7, Some(&pod)), Scope::Pod(uid));
         }
         let odd = peer_process(Tenant::Pod("odd".to_owned()), true);
-        assert_eq!(scope_of(0, 0, Some(&odd)), Scope::Machine);
+        assert_eq!(scope_of_client(0, 0, Some(&odd)), Scope::Machine);
     }
 
     #[test]
     fn root_of_a_user_namespace_is_not_root() {
         let process = peer_process(Tenant::User(1000), false);
-        assert_eq!(scope_of(0, 0, Some(&process)), Scope::User(0));
-        assert_eq!(scope_of(1000, 0, Some(&process)), Scope::User(1000));
+        assert_eq!(scope_of_client(0, 0, Some(&process)), Scope::User(0));
+        assert_eq!(scope_of_client(1000, 0, Some(&process)), Scope::User(1000));
     }
 
     #[test]

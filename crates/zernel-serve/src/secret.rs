@@ -35,7 +35,7 @@ pub enum SecretError {
         "cannot create the token file {}: {source}; name another with --token-file, or start with --expose all if \
          this machine has a single user", path.display()
     )]
-    Uncreatable {
+    CannotCreate {
         /// The token file.
         path: PathBuf,
         /// The system's error.
@@ -46,7 +46,7 @@ pub enum SecretError {
         "the token file {} is readable by every user or writable by others: run `chmod g-w,o= {}`, and write a new \
          token if others may have read it", path.display(), path.display()
     )]
-    Exposed {
+    AccessibleToOthers {
         /// The token file.
         path: PathBuf,
     },
@@ -68,7 +68,7 @@ pub enum SecretError {
         "the token file {} can be replaced by other users, who can write to {}: run `chmod go-w {}`",
          file.display(), path.display(), path.display()
     )]
-    OpenDirectory {
+    WritableDirectory {
         /// The token file.
         file: PathBuf,
         /// The directory.
@@ -78,12 +78,12 @@ pub enum SecretError {
     #[error(
         "the token is empty: write one of at least {MIN_TOKEN_BYTES} bytes, e.g. from `openssl rand -hex 32`"
     )]
-    Empty,
+    EmptyToken,
     /// The token is short enough to be guessed.
     #[error(
         "the token has {length} bytes, fewer than {MIN_TOKEN_BYTES}: use a longer one, e.g. from `openssl rand -hex 32`"
     )]
-    Short {
+    TooShort {
         /// Length of the token in bytes.
         length: usize,
     },
@@ -91,12 +91,12 @@ pub enum SecretError {
     #[error(
         "the token has more than {MAX_TOKEN_FILE_BYTES} bytes; check that this is the token file"
     )]
-    Long,
+    TooLong,
     /// The token cannot be sent in an HTTP header.
     #[error(
         "the token contains a space or a non-ASCII character, which an HTTP header cannot carry"
     )]
-    Unprintable,
+    InvalidCharacter,
 }
 
 impl Secret {
@@ -104,11 +104,11 @@ impl Secret {
     pub fn new(text: &str) -> Result<Self, SecretError> {
         let token = text.trim();
         match token.len() {
-            0 => Err(SecretError::Empty),
-            length @ 1..MIN_TOKEN_BYTES => Err(SecretError::Short { length }),
-            length if length > MAX_TOKEN_FILE_BYTES => Err(SecretError::Long),
+            0 => Err(SecretError::EmptyToken),
+            length @ 1..MIN_TOKEN_BYTES => Err(SecretError::TooShort { length }),
+            length if length > MAX_TOKEN_FILE_BYTES => Err(SecretError::TooLong),
             _ if !token.bytes().all(|byte| byte.is_ascii_graphic()) => {
-                Err(SecretError::Unprintable)
+                Err(SecretError::InvalidCharacter)
             }
             _ => Ok(Self {
                 text: token.to_owned(),
@@ -128,7 +128,7 @@ impl Secret {
     /// Reads a token from a file like [`Secret::from_file`]. Without the file, creates it with a new
     /// random token that root and the group `zernel` can read.
     pub fn from_file_or_new(path: &Path) -> Result<Self, SecretError> {
-        token_file::create_if_missing(path)?;
+        token_file::create_token_file_if_missing(path)?;
         Self::from_file(path)
     }
 
@@ -138,7 +138,7 @@ impl Secret {
     }
 
     /// Whether `offered` is the token. The duration of the comparison depends only on the lengths.
-    pub(crate) fn is_token(&self, offered: &[u8]) -> bool {
+    pub(crate) fn matches_token(&self, offered: &[u8]) -> bool {
         let token = self.text.as_bytes();
         let different = token
             .iter()
@@ -163,31 +163,31 @@ mod tests {
     #[test]
     fn only_the_token_matches() {
         let secret = Secret::new(TEST_TOKEN).unwrap();
-        assert!(secret.is_token(TEST_TOKEN.as_bytes()));
+        assert!(secret.matches_token(TEST_TOKEN.as_bytes()));
         for other in [
             "",
             "0123456789abcde",
             "0123456789abcdeF",
             "0123456789abcdef0",
         ] {
-            assert!(!secret.is_token(other.as_bytes()), "{other}");
+            assert!(!secret.matches_token(other.as_bytes()), "{other}");
         }
     }
 
     #[test]
     fn empty_short_long_and_unprintable_tokens_are_refused() {
-        assert!(matches!(Secret::new(" \n"), Err(SecretError::Empty)));
+        assert!(matches!(Secret::new(" \n"), Err(SecretError::EmptyToken)));
         assert!(matches!(
             Secret::new("0123456789abcde\n"),
-            Err(SecretError::Short { length: 15 })
+            Err(SecretError::TooShort { length: 15 })
         ));
         assert!(matches!(
             Secret::new("0123456789 abcdef"),
-            Err(SecretError::Unprintable)
+            Err(SecretError::InvalidCharacter)
         ));
         assert!(matches!(
             Secret::new(&"x".repeat(MAX_TOKEN_FILE_BYTES + 1)),
-            Err(SecretError::Long)
+            Err(SecretError::TooLong)
         ));
     }
 

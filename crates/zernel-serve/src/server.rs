@@ -12,18 +12,18 @@ use tokio::time::timeout;
 
 use crate::access::AccessPolicy;
 use crate::connection::Acceptor;
-use crate::connection_slots::{SlotLimits, Slots, WhenFull};
+use crate::connection_slots::{FullSlotsPolicy, SlotLimits, Slots};
 use crate::host::Host;
 use crate::http_api::{self, AppState};
 use crate::shutdown::{ShutdownSignal, ShutdownTrigger};
 use crate::snapshot_stream::SnapshotStreams;
 use crate::socket_file::SocketFile;
-use crate::source_queries::{SourceQueries, TEXT_THREADS};
+use crate::source_queries::{ANSWER_THREADS, SourceQueries};
 use crate::websocket::WebSocketContext;
 use crate::{Expose, Limits, Options, ServeError, Source};
 
 /// Threads that query the source: those that build large texts, and one that asks for its health.
-const SOURCE_THREADS: usize = TEXT_THREADS + 1;
+const BLOCKING_THREADS: usize = ANSWER_THREADS + 1;
 
 /// A server that is bound to its addresses and does not serve yet.
 pub struct Server {
@@ -89,7 +89,7 @@ impl Server {
     /// Serves until `shutdown` completes.
     ///
     /// At shutdown the server stops accepting, sends a close frame to WebSocket clients, and waits
-    /// up to [`Limits::grace`] for requests in flight.
+    /// up to [`Limits::shutdown_grace`] for requests in flight.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let limits = self.options.limits;
         let (trigger, signal) = ShutdownTrigger::new();
@@ -110,7 +110,7 @@ impl Server {
         drop(file);
         trigger.request_shutdown();
         // Dropping `trigger` ends the connections that outlast the grace period.
-        let _ = timeout(limits.grace, async {
+        let _ = timeout(limits.shutdown_grace, async {
             acceptors.wait_until_closed().await;
             websocket_slots.wait_until_all_free().await;
         })
@@ -121,7 +121,7 @@ impl Server {
     /// Runs [`Server::run`] on a runtime of its own, for a caller without one.
     pub fn run_on_this_thread(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .max_blocking_threads(SOURCE_THREADS)
+            .max_blocking_threads(BLOCKING_THREADS)
             .enable_all()
             .build()?;
         let result = runtime.block_on(self.run(shutdown));
@@ -211,20 +211,20 @@ fn new_connection_slots(limits: Limits) -> Slots {
     let slot_limits = SlotLimits {
         trusted_slots: limits.connections,
         other_slots: limits.connections,
-        per_tenant: limits.connections_per_tenant,
+        tenant_slots: limits.connections_per_tenant,
     };
     // The oldest client is ended, because a new client is more likely to send requests.
-    Slots::new(slot_limits, WhenFull::EndOldest)
+    Slots::new(slot_limits, FullSlotsPolicy::EndOldest)
 }
 
 fn new_websocket_slots(limits: Limits) -> Slots {
     let slot_limits = SlotLimits {
         trusted_slots: limits.websockets,
         other_slots: limits.websockets,
-        per_tenant: limits.websockets_per_tenant,
+        tenant_slots: limits.websockets_per_tenant,
     };
     // WebSocket clients stay connected for long.
-    Slots::new(slot_limits, WhenFull::Refuse)
+    Slots::new(slot_limits, FullSlotsPolicy::Refuse)
 }
 
 /// Refuses options that show processes to other machines without a token, and options that lack a required token.
@@ -234,7 +234,7 @@ fn check_exposure(options: &Options) -> Result<(), ServeError> {
     let is_foreign = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
     let foreign = addresses.iter().copied().find(is_foreign);
     match (options.expose, foreign) {
-        (Expose::All, Some(address)) => Err(ServeError::ExposedToMachines { address }),
+        (Expose::All, Some(address)) => Err(ServeError::ExposedWithoutToken { address }),
         (Expose::Token | Expose::Aggregate, _)
             if options.token.is_none() && !addresses.is_empty() =>
         {
@@ -247,7 +247,7 @@ fn check_exposure(options: &Options) -> Result<(), ServeError> {
 fn bind_tcp_listener(address: SocketAddr) -> Result<TcpListener, ServeError> {
     let refused = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => ServeError::PortInUse { address },
-        _ => ServeError::Listen { address, source },
+        _ => ServeError::CannotListen { address, source },
     };
     let listener = TcpListener::bind(address).map_err(refused)?;
     listener.set_nonblocking(true).map_err(refused)?;
@@ -255,7 +255,8 @@ fn bind_tcp_listener(address: SocketAddr) -> Result<TcpListener, ServeError> {
 }
 
 fn parse_hosts(names: &[String]) -> Result<Vec<Host>, ServeError> {
-    let parse =
-        |name: &String| Host::parse(name).ok_or_else(|| ServeError::BadHost { name: name.clone() });
+    let parse = |name: &String| {
+        Host::parse(name).ok_or_else(|| ServeError::InvalidHost { name: name.clone() })
+    };
     names.iter().map(parse).collect()
 }

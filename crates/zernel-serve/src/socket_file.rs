@@ -22,7 +22,7 @@ impl SocketFile {
     /// Binds a listener to `path` that every user may connect to. Replaces a stale socket, which
     /// has no listener.
     pub(crate) fn bind_listener(path: &Path) -> Result<(UnixListener, Self), ServeError> {
-        let refused = |source| ServeError::Socket {
+        let refused = |source| ServeError::CannotBindSocket {
             path: path.to_owned(),
             source,
         };
@@ -79,7 +79,7 @@ fn create_parent_folder(path: &Path) -> io::Result<()> {
 /// Removes a socket without a listener. A file at `path` that is no socket is an error.
 fn remove_stale_socket(path: &Path) -> Result<(), ServeError> {
     let path_owned = || path.to_owned();
-    let refused = |source| ServeError::Socket {
+    let refused = |source| ServeError::CannotBindSocket {
         path: path_owned(),
         source,
     };

@@ -19,7 +19,7 @@ pub struct Health {
 pub trait Source: Send + Sync + 'static {
     /// A number that changes when answers change. Answers with the same version number are reused for a moment. `None`:
     /// answers are never reused.
-    fn version(&self) -> Option<u64> {
+    fn answers_version(&self) -> Option<u64> {
         None
     }
     /// Returns all metrics in scope as text.

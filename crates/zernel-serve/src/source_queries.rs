@@ -6,10 +6,10 @@ use axum::extract::ws::Utf8Bytes;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::live_texts::LiveTexts;
+use crate::answer_cache::AnswerCache;
 use crate::peer::ConnectionOwner;
-use crate::recent_texts::RecentTexts;
-use crate::shared_work::{SharedWork, WorkPanicked};
+use crate::single_flight::{SingleFlight, WorkPanicked};
+use crate::unread_answers::UnreadAnswerCounts;
 use crate::{Health, Scope, Source, TextFormat};
 
 /// A query whose answer is text.
@@ -22,15 +22,15 @@ pub(crate) enum TextQuery {
 
 /// Threads that build texts. Each thread keeps memory for the large texts that it builds, so the number of threads is
 /// small.
-pub(crate) const TEXT_THREADS: usize = 2;
+pub(crate) const ANSWER_THREADS: usize = 2;
 
 /// Queries the source on blocking threads. A request for the source's health does not wait until texts are built.
 pub(crate) struct SourceQueries {
     source: Arc<dyn Source>,
-    texts: SharedWork<(TextQuery, Scope), Utf8Bytes>,
-    health: SharedWork<(), Health>,
-    recent_texts: Arc<RecentTexts>,
-    live_texts: LiveTexts,
+    texts: SingleFlight<(TextQuery, Scope), Utf8Bytes>,
+    health: SingleFlight<(), Health>,
+    answer_cache: Arc<AnswerCache>,
+    unread_answers: UnreadAnswerCounts,
 }
 
 /// Why a query has no answer.
@@ -45,10 +45,10 @@ impl SourceQueries {
     pub(crate) fn new(source: Arc<dyn Source>) -> Self {
         Self {
             source,
-            texts: SharedWork::new(TEXT_THREADS),
-            health: SharedWork::new(1),
-            recent_texts: Arc::default(),
-            live_texts: LiveTexts::default(),
+            texts: SingleFlight::new(ANSWER_THREADS),
+            health: SingleFlight::new(1),
+            answer_cache: Arc::default(),
+            unread_answers: UnreadAnswerCounts::default(),
         }
     }
 
@@ -60,21 +60,23 @@ impl SourceQueries {
         owner: ConnectionOwner,
     ) -> Result<Utf8Bytes, QueryError> {
         // Before the text is built: a text of a newer version may be kept as one of this version, and is not reused then.
-        let version = self.source.version();
-        if let Some(text) = version.and_then(|it| self.recent_texts.find_answer(query, scope, it)) {
+        let version = self.source.answers_version();
+        if let Some(text) =
+            version.and_then(|it| self.answer_cache.find_cached_answer(query, scope, it))
+        {
             return Ok(text);
         }
-        let live = self.live_texts.reserve_place(query, owner);
+        let live = self.unread_answers.reserve_answer(query, owner);
         let live = live.ok_or(QueryError::TooManyUnread)?;
-        let (source, recent) = (Arc::clone(&self.source), Arc::clone(&self.recent_texts));
+        let (source, recent) = (Arc::clone(&self.source), Arc::clone(&self.answer_cache));
         let work = move || {
-            let text = live.hold_text(match query {
+            let text = live.attach_answer_text(match query {
                 TextQuery::Metrics(format) => source.metrics(scope, format),
                 TextQuery::Snapshot => source.snapshot(scope),
                 TextQuery::Ledger => source.ledger(scope),
             });
             if let Some(version) = version {
-                recent.keep_answer(query, scope, version, text.clone());
+                recent.cache_answer(query, scope, version, text.clone());
             }
             text
         };

@@ -33,7 +33,7 @@ pub(crate) fn read_token_file(path: &Path) -> Result<String, SecretError> {
     // A symbolic link on the path can be replaced, too.
     let folder = parent_folder_of(path).canonicalize().map_err(unreadable)?;
     for folder in [Some(&*folder), file_path.parent()].into_iter().flatten() {
-        check_folders(path, folder)?;
+        check_folders_are_protected(path, folder)?;
     }
     // Opening a pipe or a device must not block.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -43,9 +43,9 @@ pub(crate) fn read_token_file(path: &Path) -> Result<String, SecretError> {
     if !metadata.is_file() {
         return Err(unreadable(io::Error::other("it is not a regular file")));
     }
-    check_owner(path, path, &metadata)?;
+    check_owner_is_trusted(path, path, &metadata)?;
     if metadata.mode() & 0o026 != 0 {
-        return Err(SecretError::Exposed {
+        return Err(SecretError::AccessibleToOthers {
             path: path.to_owned(),
         });
     }
@@ -57,8 +57,8 @@ pub(crate) fn read_token_file(path: &Path) -> Result<String, SecretError> {
 }
 
 /// Creates a token file with a new token, unless the file exists.
-pub(crate) fn create_if_missing(path: &Path) -> Result<(), SecretError> {
-    let uncreatable = |source| SecretError::Uncreatable {
+pub(crate) fn create_token_file_if_missing(path: &Path) -> Result<(), SecretError> {
+    let uncreatable = |source| SecretError::CannotCreate {
         path: path.to_owned(),
         source,
     };
@@ -74,7 +74,7 @@ pub(crate) fn create_if_missing(path: &Path) -> Result<(), SecretError> {
         created.map_err(uncreatable)?;
     }
     let folder = folder.canonicalize().map_err(uncreatable)?;
-    check_folders(path, &folder)?;
+    check_folders_are_protected(path, &folder)?;
     let name = path.file_name();
     let name = name.ok_or_else(|| uncreatable(ErrorKind::InvalidInput.into()))?;
     create_token_file(&folder.join(name)).map_err(uncreatable)
@@ -134,16 +134,16 @@ fn parent_folder_of(path: &Path) -> &Path {
 }
 
 /// Checks that no other user can replace files in `folder` or above it. The path must contain no symbolic link.
-fn check_folders(file: &Path, folder: &Path) -> Result<(), SecretError> {
+fn check_folders_are_protected(file: &Path, folder: &Path) -> Result<(), SecretError> {
     for folder in folder.ancestors() {
         let metadata = fs::symlink_metadata(folder).map_err(|source| SecretError::Unreadable {
             path: file.to_owned(),
             source,
         })?;
-        check_owner(file, folder, &metadata)?;
+        check_owner_is_trusted(file, folder, &metadata)?;
         let is_sticky = metadata.mode() & 0o1000 != 0;
         if metadata.mode() & 0o022 != 0 && !is_sticky {
-            return Err(SecretError::OpenDirectory {
+            return Err(SecretError::WritableDirectory {
                 file: file.to_owned(),
                 path: folder.to_owned(),
             });
@@ -152,7 +152,11 @@ fn check_folders(file: &Path, folder: &Path) -> Result<(), SecretError> {
     Ok(())
 }
 
-fn check_owner(file: &Path, path: &Path, metadata: &Metadata) -> Result<(), SecretError> {
+fn check_owner_is_trusted(
+    file: &Path,
+    path: &Path,
+    metadata: &Metadata,
+) -> Result<(), SecretError> {
     let owner = metadata.uid();
     let is_trusted = owner == ROOT_UID || owner == geteuid().as_raw() || {
         let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -206,7 +210,7 @@ mod tests {
         let first = Secret::from_file_or_new(&path).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text.trim().len(), 64, "{text}");
-        assert!(first.is_token(text.trim().as_bytes()));
+        assert!(first.matches_token(text.trim().as_bytes()));
         let mode = fs::metadata(&path).unwrap().mode() & 0o777;
         let groups = fs::read_to_string("/etc/group").unwrap();
         match account_id(&groups, SERVICE_ACCOUNT_NAME) {
@@ -215,7 +219,7 @@ mod tests {
         }
         // The next start reads the same token, and nothing else stays in the folder.
         let second = Secret::from_file_or_new(&path).unwrap();
-        assert!(second.is_token(text.trim().as_bytes()));
+        assert!(second.matches_token(text.trim().as_bytes()));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let (_other_folder, other) = self::create_test_folder();
         Secret::from_file_or_new(&other).unwrap();
@@ -265,7 +269,7 @@ mod tests {
         }
         set_permissions(&path, 0o640);
         let secret = Secret::from_file(&path).unwrap();
-        assert!(secret.is_token(TEST_TOKEN.as_bytes()));
+        assert!(secret.matches_token(TEST_TOKEN.as_bytes()));
         assert_eq!(secret.token_file_path(), Some(&*path));
     }
 

@@ -62,7 +62,7 @@ async fn serve_client(
     limits: Limits,
 ) {
     let close = tokio::select! {
-        () = slot.wait_until_ended() => Some(close_frame(close_code::AGAIN, "another user needs the connection")),
+        () = slot.wait_until_evicted() => Some(close_frame(close_code::AGAIN, "another user needs the connection")),
         close = push_snapshots(&mut socket, latest) => close,
         () = shutdown.wait_until_requested() => Some(close_frame(close_code::AWAY, "the daemon is shutting down")),
     };
@@ -75,7 +75,7 @@ async fn serve_client(
         }
     };
     tokio::select! {
-        _ = timeout(limits.grace, closing) => {}
+        _ = timeout(limits.shutdown_grace, closing) => {}
         () = shutdown.wait_until_grace_is_over() => {}
     }
 }

@@ -69,8 +69,8 @@ impl LocalServer {
             expose: Expose::All,
             interval: Duration::from_millis(1),
             limits: Limits {
-                request_head: ANSWER_TIMEOUT,
-                stall: ANSWER_TIMEOUT,
+                request_head_timeout: ANSWER_TIMEOUT,
+                write_stall_timeout: ANSWER_TIMEOUT,
                 ..Limits::default()
             },
             ..Options::default()

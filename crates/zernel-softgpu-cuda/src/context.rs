@@ -8,7 +8,7 @@ use zernel_softgpu::clock::WaitMethod;
 use zernel_softgpu::config;
 use zernel_softgpu::device::Device;
 use zernel_softgpu::registry::{Registry, new_handle};
-use zernel_softgpu::stream::{Stream, StreamRole, StreamTails};
+use zernel_softgpu::stream::{LastEndsByRole, Stream, StreamRole};
 use zernel_softgpu::stream_work::StreamWork;
 use zernel_softgpu::truth::{LoggedSymbol, OpenCall};
 
@@ -38,9 +38,9 @@ pub(crate) struct ContextObject {
     pub(crate) handle: u64,
     pub(crate) ordinal: i32,
     pub(crate) device: Arc<Device>,
-    own_memory: u64,
+    context_memory_bytes: u64,
     pub(crate) flags: AtomicU32,
-    tails: Arc<StreamTails>,
+    last_ends_by_role: Arc<LastEndsByRole>,
     legacy_stream: Arc<StreamObject>,
     /// The streams of the context, including those that the program has destroyed, until their work is done.
     streams: Mutex<Vec<Arc<Stream>>>,
@@ -65,20 +65,20 @@ impl ContextObject {
     /// Creates a context on the device with this CUDA ordinal.
     pub(crate) fn new(ordinal: i32, flags: u32) -> Result<Arc<Self>, CudaError> {
         let device = Arc::clone(initialised_driver()?.device(ordinal)?);
-        let own_memory = config::number_from_variable(config::CONTEXT_MEMORY_VARIABLE, 0);
-        if !device.reserve_memory(own_memory) {
+        let context_memory_bytes = config::number_from_variable(config::CONTEXT_MEMORY_VARIABLE, 0);
+        if !device.reserve_memory(context_memory_bytes) {
             return Err(OUT_OF_MEMORY);
         }
         device.count_created_context();
         let handle = new_handle();
         let context = Arc::new_cyclic(|context| {
-            let tails = Arc::<StreamTails>::default();
+            let last_ends_by_role = Arc::<LastEndsByRole>::default();
             let legacy = Arc::new(StreamObject {
                 stream: Stream::new(
                     0,
                     StreamRole::Legacy,
                     Arc::clone(&device),
-                    Arc::clone(&tails),
+                    Arc::clone(&last_ends_by_role),
                 ),
                 context: Weak::clone(context),
                 flags: 0,
@@ -88,14 +88,14 @@ impl ContextObject {
                 handle,
                 ordinal,
                 device,
-                own_memory,
+                context_memory_bytes,
                 flags: AtomicU32::new(flags),
-                tails,
+                last_ends_by_role,
                 legacy_stream: legacy,
                 streams: Mutex::default(),
             }
         });
-        CONTEXTS.insert_as(handle, Arc::clone(&context));
+        CONTEXTS.insert_with_handle(handle, Arc::clone(&context));
         Ok(context)
     }
 
@@ -104,7 +104,7 @@ impl ContextObject {
         self.wait_for_all_streams(symbol);
         STREAMS.retain(|stream| stream.context.as_ptr() != std::ptr::from_ref(self));
         ADDRESS_SPACE.remove_ranges_of_context(self.handle);
-        self.device.release_memory(self.own_memory);
+        self.device.release_memory(self.context_memory_bytes);
         self.device.count_destroyed_context();
         CONTEXTS.remove(self.handle);
     }
@@ -121,7 +121,7 @@ impl ContextObject {
             handle,
             role,
             Arc::clone(&self.device),
-            Arc::clone(&self.tails),
+            Arc::clone(&self.last_ends_by_role),
         );
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         streams.retain(|stream| !stream.is_finished());
@@ -172,7 +172,9 @@ impl ContextObject {
         let waiting = self.wait_method();
         let streams = self.live_streams();
         let all = streams.iter().chain([&self.legacy_stream.stream]);
-        let markers: Vec<_> = all.map(|stream| stream.submit_marker(symbol)).collect();
+        let markers: Vec<_> = all
+            .map(|stream| stream.submit_completion_marker(symbol))
+            .collect();
         markers
             .iter()
             .for_each(|marker| marker.wait_until_done(waiting));
@@ -227,8 +229,9 @@ impl StreamObject {
             }
         };
         for stream in before {
-            let marker = stream.submit_marker(symbol);
-            self.stream.submit(StreamWork::Wait(marker), symbol);
+            let marker = stream.submit_completion_marker(symbol);
+            self.stream
+                .submit(StreamWork::WaitForCompletion(marker), symbol);
         }
         Ok(())
     }
@@ -240,7 +243,9 @@ impl StreamObject {
         }
         let waiting = self.context()?.wait_method();
         self.wait_by_legacy_stream_rules(symbol)?;
-        self.stream.submit_marker(symbol).wait_until_done(waiting);
+        self.stream
+            .submit_completion_marker(symbol)
+            .wait_until_done(waiting);
         Ok(())
     }
 

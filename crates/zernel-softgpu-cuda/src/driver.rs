@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn visible_devices_as_the_real_driver_reads_them() {
+    fn cuda_visible_devices_is_parsed_as_by_real_driver() {
         assert_eq!(visible_devices(None, 3), [0, 1, 2]);
         assert_eq!(visible_devices(Some("2,0"), 3), [2, 0]);
         assert_eq!(visible_devices(Some("1,7,0"), 3), [1]);

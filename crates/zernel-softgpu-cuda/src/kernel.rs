@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use zernel_softgpu::abi_arguments::In;
+use zernel_softgpu::abi_arguments::InArgument;
 use zernel_softgpu::driver_interface::{ExternalKernel, ExternalLaunch};
 use zernel_softgpu::registry::Registry;
 use zernel_softgpu::stream_work::StreamWork;
@@ -133,8 +133,8 @@ impl KernelFunction {
     /// The stream work of a launch of this function with these parameters.
     pub(crate) fn launch_work(
         &self,
-        parameters: In<*const u64>,
-        extra: In<u64>,
+        parameters: InArgument<*const u64>,
+        extra: InArgument<u64>,
     ) -> Result<StreamWork, CudaError> {
         let work = match self.kind {
             FunctionKind::Opaque => StreamWork::Kernel {
@@ -155,12 +155,15 @@ impl KernelFunction {
 }
 
 /// Parameter 0 of a launch, from the array of pointers or from the packed buffer.
-fn first_parameter(parameters: In<*const u64>, extra: In<u64>) -> Result<Option<u64>, CudaError> {
+fn first_parameter(
+    parameters: InArgument<*const u64>,
+    extra: InArgument<u64>,
+) -> Result<Option<u64>, CudaError> {
     const EXTRA_END: u64 = 0;
     const EXTRA_BUFFER_POINTER: u64 = 1;
     if !parameters.is_null() {
         // SAFETY: the C caller's array of parameters; entry 0 of a kernel that has one points to it.
-        let first = unsafe { In::new(parameters.get()?) };
+        let first = unsafe { InArgument::new(parameters.get()?) };
         return Ok(Some(first.get()?));
     }
     if extra.is_null() {
@@ -170,7 +173,7 @@ fn first_parameter(parameters: In<*const u64>, extra: In<u64>) -> Result<Option<
     while extra.get_at(index)? != EXTRA_END {
         if extra.get_at(index)? == EXTRA_BUFFER_POINTER {
             // SAFETY: the C caller's buffer of packed parameters.
-            let buffer = unsafe { In::new(extra.get_at(index + 1)? as *const u64) };
+            let buffer = unsafe { InArgument::new(extra.get_at(index + 1)? as *const u64) };
             return Ok(Some(buffer.get()?));
         }
         index += 2;
@@ -183,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_name_kernels_and_durations() {
+    fn kernel_image_lists_names_and_durations() {
         let kernels =
             parse_image("softgpu kernel forward\n\n softgpu kernel backward 2500\n").unwrap();
         assert_eq!(kernels["forward"], DEFAULT_KERNEL_NS);

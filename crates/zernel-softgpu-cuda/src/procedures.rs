@@ -28,7 +28,7 @@ impl FoundProcedure {
 
 /// Functions whose exported name depends on the CUDA version that the caller was built for, newest first. Of all other
 /// functions, a variant `_v2` is older than any caller, so every caller gets it.
-const NAMES_BY_VERSION: &[(&str, &[(i32, &str)])] = &[
+const SYMBOLS_BY_CUDA_VERSION: &[(&str, &[(i32, &str)])] = &[
     (
         "cuCtxCreate",
         &[
@@ -78,7 +78,10 @@ pub(crate) fn find_procedure(name: &str, version: i32, flags: u64) -> FoundProce
         let mut names = suffixes.iter().map(|suffix| format!("{base}{suffix}"));
         names.find_map(|name| exported_address(&name))
     };
-    if let Some((_, versions)) = NAMES_BY_VERSION.iter().find(|(base, _)| *base == name) {
+    if let Some((_, versions)) = SYMBOLS_BY_CUDA_VERSION
+        .iter()
+        .find(|(base, _)| *base == name)
+    {
         let chosen = versions.iter().find(|(since, _)| version >= *since);
         return match chosen.and_then(|(_, exported)| address(exported)) {
             Some(found) => FoundProcedure::At(found),

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_those_of_the_header() {
+    fn argument_struct_sizes_match_cuda_header() {
         assert_eq!(size_of::<AccessDescription>(), 12);
         assert_eq!(size_of::<AllocationProperties>(), 32);
         assert_eq!(size_of::<PoolProperties>(), 88);

@@ -3,14 +3,14 @@
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
-use zernel_softgpu::abi_arguments::{In, Out};
+use zernel_softgpu::abi_arguments::{InArgument, OutArgument};
 use zernel_softgpu::exports;
 use zernel_softgpu::truth::OpenCall;
 
 use crate::communicator::Communicator;
 use crate::driver::{DeviceAndContext, loaded_driver};
 use crate::element::{DataType, Reduction};
-use crate::group::{self, note_outcome};
+use crate::group::{self, record_group_error};
 use crate::message::{Direction, Message};
 use crate::operation::{Collective, CollectivePattern, IssuedCall, IssuedTask};
 use crate::segment::{UniqueId, new_unique_id};
@@ -22,11 +22,11 @@ const NCCL_VERSION: i32 = 22809;
 static LAST_ERROR: AtomicI32 = AtomicI32::new(0);
 
 /// Remembers an error for `ncclGetLastError`, and for the group of calls in which it happened.
-fn remember_error(outcome: Outcome) -> Outcome {
+fn store_last_error(outcome: Outcome) -> Outcome {
     if let Err(error) = outcome {
         LAST_ERROR.store(error.into(), Relaxed);
     }
-    note_outcome(outcome)
+    record_group_error(outcome)
 }
 
 fn check_rank(rank: i32, communicator: &Communicator) -> Result<usize, NcclError> {
@@ -38,14 +38,14 @@ fn check_rank(rank: i32, communicator: &Communicator) -> Result<usize, NcclError
 }
 
 /// The arguments that all NCCL functions with data have in common.
-struct DataCall {
+struct DataCallArguments {
     count: usize,
     data_type: i32,
     communicator: u64,
     stream: u64,
 }
 
-impl DataCall {
+impl DataCallArguments {
     /// Issues a collective on one rank: launches it, or adds it to the open group of calls.
     fn issue_collective(
         &self,
@@ -89,7 +89,7 @@ impl DataCall {
     ) -> Outcome {
         call.object = self.communicator;
         call.stream = self.stream;
-        remember_error(self.try_issue_task(call, task))
+        store_last_error(self.try_issue_task(call, task))
     }
 
     fn try_issue_task(
@@ -106,7 +106,7 @@ impl DataCall {
             task: task(&communicator, data_type, bytes)?,
             symbol: call.symbol(),
         };
-        group::launch_or_queue(communicator, self.stream, issued)
+        group::launch_operation_or_queue(communicator, self.stream, issued)
     }
 }
 
@@ -120,39 +120,48 @@ struct NcclConfiguration {
     blocking: i32,
 }
 
-fn communicator_making(
+fn communicator_creation(
     id: UniqueId,
     rank: i32,
     ranks: i32,
     place: DeviceAndContext,
-) -> group::CommunicatorMaking {
+) -> group::CommunicatorCreation {
     Box::new(move || Ok(Communicator::join(&id, rank, ranks, place)?.handle))
 }
 
-fn init_rank(handle: Out<u64>, ranks: i32, id: UniqueId, rank: i32) -> Outcome {
+fn create_communicator_of_rank(
+    handle: OutArgument<u64>,
+    ranks: i32,
+    id: UniqueId,
+    rank: i32,
+) -> Outcome {
     if rank < 0 || rank >= ranks || handle.is_null() {
         return Err(NcclError::InvalidArgument);
     }
-    let place = loaded_driver()?.current_place()?;
-    group::make_or_queue(handle, communicator_making(id, rank, ranks, place))
+    let place = loaded_driver()?.current_device_and_context()?;
+    group::create_communicator_or_queue(handle, communicator_creation(id, rank, ranks, place))
 }
 
 /// Creates a communicator with all ranks in this process, one per device.
-fn init_all(handles: &Out<u64>, count: i32, devices: In<i32>) -> Outcome {
+fn create_communicators_of_process(
+    handles: &OutArgument<u64>,
+    count: i32,
+    devices: InArgument<i32>,
+) -> Outcome {
     let id = new_unique_id()?;
     let place = |rank: i32| {
         let device = match devices.is_null() {
             true => rank,
             false => devices.get_at(rank as usize)?,
         };
-        loaded_driver()?.primary_place(device)
+        loaded_driver()?.device_and_primary_context(device)
     };
     let places: Vec<DeviceAndContext> = (0..count).map(place).collect::<Result<_, NcclError>>()?;
     let making = places
         .iter()
         .zip(0..count)
-        .map(|(place, rank)| communicator_making(id, rank, count, *place));
-    let made = group::make_together(making.collect());
+        .map(|(place, rank)| communicator_creation(id, rank, count, *place));
+    let made = group::create_communicators_together(making.collect());
     for (index, made) in made.into_iter().enumerate() {
         handles.set_at(index, made?)?;
     }
@@ -160,27 +169,27 @@ fn init_all(handles: &Out<u64>, count: i32, devices: In<i32>) -> Outcome {
 }
 
 exports! { "nccl" =>
-    fn ncclGetVersion(_call, version: Out<i32>) -> Outcome {
-        remember_error(version.set(NCCL_VERSION).map_err(Into::into))
+    fn ncclGetVersion(_call, version: OutArgument<i32>) -> Outcome {
+        store_last_error(version.set(NCCL_VERSION).map_err(Into::into))
     }
 
-    fn ncclGetUniqueId(_call, id: Out<UniqueId>) -> Outcome {
+    fn ncclGetUniqueId(_call, id: OutArgument<UniqueId>) -> Outcome {
         let made = new_unique_id().map_err(NcclError::from);
-        remember_error(made.and_then(|made| Ok(id.set(made)?)))
+        store_last_error(made.and_then(|made| Ok(id.set(made)?)))
     }
 
-    fn ncclCommInitRank(call, handle: Out<u64>, ranks: i32, id: UniqueId, rank: i32) -> Outcome {
+    fn ncclCommInitRank(call, handle: OutArgument<u64>, ranks: i32, id: UniqueId, rank: i32) -> Outcome {
         call.object = id.cookie();
-        remember_error(init_rank(handle, ranks, id, rank))
+        store_last_error(create_communicator_of_rank(handle, ranks, id, rank))
     }
 
     /// Communicators always block here, even if they report that they do not. All other fields of a configuration tune
     /// hardware that is not simulated.
     fn ncclCommInitRankConfig(
-        call, handle: Out<u64>, ranks: i32, id: UniqueId, rank: i32, configuration: In<NcclConfiguration>,
+        call, handle: OutArgument<u64>, ranks: i32, id: UniqueId, rank: i32, configuration: InArgument<NcclConfiguration>,
     ) -> Outcome {
         call.object = id.cookie();
-        remember_error(init_rank(handle, ranks, id, rank))?;
+        store_last_error(create_communicator_of_rank(handle, ranks, id, rank))?;
         match configuration.get() {
             Ok(NcclConfiguration { blocking: 0, .. }) => Err(NcclError::InProgress),
             _ => Ok(()),
@@ -188,32 +197,32 @@ exports! { "nccl" =>
     }
 
     fn ncclCommInitRankScalable(
-        call, handle: Out<u64>, ranks: i32, rank: i32, id_count: i32, ids: In<UniqueId>,
+        call, handle: OutArgument<u64>, ranks: i32, rank: i32, id_count: i32, ids: InArgument<UniqueId>,
         _configuration: u64,
     ) -> Outcome {
         if id_count < 1 {
-            return remember_error(Err(NcclError::InvalidArgument));
+            return store_last_error(Err(NcclError::InvalidArgument));
         }
         let id = ids.get()?;
         call.object = id.cookie();
-        remember_error(init_rank(handle, ranks, id, rank))
+        store_last_error(create_communicator_of_rank(handle, ranks, id, rank))
     }
 
-    fn ncclCommInitAll(_call, handles: Out<u64>, count: i32, devices: In<i32>) -> Outcome {
+    fn ncclCommInitAll(_call, handles: OutArgument<u64>, count: i32, devices: InArgument<i32>) -> Outcome {
         match count > 0 && !handles.is_null() {
-            true => remember_error(init_all(&handles, count, devices)),
-            false => remember_error(Err(NcclError::InvalidArgument)),
+            true => store_last_error(create_communicators_of_process(&handles, count, devices)),
+            false => store_last_error(Err(NcclError::InvalidArgument)),
         }
     }
 
     /// Another thread creates a non-blocking communicator, and stores it when it is ready.
     fn ncclCommSplit(
-        call, handle: u64, color: i32, key: i32, new_handle: Out<u64>, configuration: In<NcclConfiguration>,
+        call, handle: u64, color: i32, key: i32, new_handle: OutArgument<u64>, configuration: InArgument<NcclConfiguration>,
     ) -> Outcome {
         call.object = handle;
         let communicator = Communicator::usable_from_handle(handle)?;
         if color < -1 {
-            return remember_error(Err(NcclError::InvalidArgument));
+            return store_last_error(Err(NcclError::InvalidArgument));
         }
         let making = Box::new(move || {
             let split = communicator.split(color, key)?;
@@ -221,10 +230,10 @@ exports! { "nccl" =>
         });
         match configuration.get() {
             Ok(NcclConfiguration { blocking: 0, .. }) => {
-                std::thread::spawn(move || group::make_or_queue(new_handle, making));
+                std::thread::spawn(move || group::create_communicator_or_queue(new_handle, making));
                 Err(NcclError::InProgress)
             }
-            _ => remember_error(group::make_or_queue(new_handle, making)),
+            _ => store_last_error(group::create_communicator_or_queue(new_handle, making)),
         }
     }
 
@@ -250,30 +259,30 @@ exports! { "nccl" =>
         Ok(())
     }
 
-    fn ncclCommGetAsyncError(call, handle: u64, error: Out<i32>) -> Outcome {
+    fn ncclCommGetAsyncError(call, handle: u64, error: OutArgument<i32>) -> Outcome {
         call.object = handle;
         let current = Communicator::from_handle(handle)?.async_error();
         Ok(error.set(current.map_or(0, Into::into))?)
     }
 
-    fn ncclCommCount(call, handle: u64, count: Out<i32>) -> Outcome {
+    fn ncclCommCount(call, handle: u64, count: OutArgument<i32>) -> Outcome {
         call.object = handle;
         Ok(count.set(Communicator::from_handle(handle)?.segment.rank_count() as i32)?)
     }
 
-    fn ncclCommCuDevice(call, handle: u64, device: Out<i32>) -> Outcome {
+    fn ncclCommCuDevice(call, handle: u64, device: OutArgument<i32>) -> Outcome {
         call.object = handle;
         Ok(device.set(Communicator::from_handle(handle)?.place.device)?)
     }
 
-    fn ncclCommUserRank(call, handle: u64, rank: Out<i32>) -> Outcome {
+    fn ncclCommUserRank(call, handle: u64, rank: OutArgument<i32>) -> Outcome {
         call.object = handle;
         Ok(rank.set(Communicator::from_handle(handle)?.segment.own_rank() as i32)?)
     }
 
     /// Registration changes nothing: buffers are used in place in any case.
     fn ncclCommRegister(
-        call, handle: u64, buffer: u64, _bytes: usize, registration: Out<u64>,
+        call, handle: u64, buffer: u64, _bytes: usize, registration: OutArgument<u64>,
     ) -> Outcome {
         call.object = handle;
         Communicator::from_handle(handle)?;
@@ -285,7 +294,7 @@ exports! { "nccl" =>
         Communicator::from_handle(handle).map(drop)
     }
 
-    fn ncclMemAlloc(call, address: Out<u64>, bytes: usize) -> Outcome {
+    fn ncclMemAlloc(call, address: OutArgument<u64>, bytes: usize) -> Outcome {
         call.bytes = bytes as u64;
         call.object = loaded_driver()?.allocate_device_memory(bytes)?;
         Ok(address.set(call.object)?)
@@ -318,7 +327,7 @@ exports! { "nccl" =>
         call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32,
         communicator: u64, stream: u64,
     ) -> Outcome {
-        let request = DataCall { count, data_type, communicator, stream };
+        let request = DataCallArguments { count, data_type, communicator, stream };
         request.issue_collective(call, (send, receive), |_| {
             Ok(CollectivePattern::AllReduce(Reduction::from_code(operation)?))
         })
@@ -328,7 +337,7 @@ exports! { "nccl" =>
         call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32, root_rank: i32,
         communicator: u64, stream: u64,
     ) -> Outcome {
-        let request = DataCall { count, data_type, communicator, stream };
+        let request = DataCallArguments { count, data_type, communicator, stream };
         request.issue_collective(call, (send, receive), |communicator| {
             Ok(CollectivePattern::Reduce(Reduction::from_code(operation)?, check_rank(root_rank, communicator)?))
         })
@@ -338,7 +347,7 @@ exports! { "nccl" =>
         call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32,
         communicator: u64, stream: u64,
     ) -> Outcome {
-        let request = DataCall { count, data_type, communicator, stream };
+        let request = DataCallArguments { count, data_type, communicator, stream };
         request.issue_collective(call, (send, receive), |_| {
             Ok(CollectivePattern::ReduceScatter(Reduction::from_code(operation)?))
         })
@@ -348,7 +357,7 @@ exports! { "nccl" =>
         call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32,
         communicator: u64, stream: u64,
     ) -> Outcome {
-        let request = DataCall { count, data_type, communicator, stream };
+        let request = DataCallArguments { count, data_type, communicator, stream };
         request.issue_collective(call, (send, receive), |communicator| {
             Ok(CollectivePattern::Broadcast(check_rank(root_rank, communicator)?))
         })
@@ -369,7 +378,7 @@ exports! { "nccl" =>
     fn ncclAllGather(
         call, send: u64, receive: u64, count: usize, data_type: i32, communicator: u64, stream: u64,
     ) -> Outcome {
-        let request = DataCall { count, data_type, communicator, stream };
+        let request = DataCallArguments { count, data_type, communicator, stream };
         request.issue_collective(call, (send, receive), |_| Ok(CollectivePattern::AllGather))
     }
 
@@ -377,7 +386,7 @@ exports! { "nccl" =>
         call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32,
         communicator: u64, stream: u64,
     ) -> Outcome {
-        let request = DataCall { count, data_type, communicator, stream };
+        let request = DataCallArguments { count, data_type, communicator, stream };
         request.issue_collective(call, (send, receive), |communicator| {
             Ok(CollectivePattern::Gather(check_rank(root_rank, communicator)?))
         })
@@ -387,7 +396,7 @@ exports! { "nccl" =>
         call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32,
         communicator: u64, stream: u64,
     ) -> Outcome {
-        let request = DataCall { count, data_type, communicator, stream };
+        let request = DataCallArguments { count, data_type, communicator, stream };
         request.issue_collective(call, (send, receive), |communicator| {
             Ok(CollectivePattern::Scatter(check_rank(root_rank, communicator)?))
         })
@@ -396,19 +405,19 @@ exports! { "nccl" =>
     fn ncclAlltoAll(
         call, send: u64, receive: u64, count: usize, data_type: i32, communicator: u64, stream: u64,
     ) -> Outcome {
-        let request = DataCall { count, data_type, communicator, stream };
+        let request = DataCallArguments { count, data_type, communicator, stream };
         request.issue_collective(call, (send, receive), |_| Ok(CollectivePattern::AllToAll))
     }
 
     fn ncclSend(
         call, buffer: u64, count: usize, data_type: i32, peer: i32, communicator: u64, stream: u64,
     ) -> Outcome {
-        DataCall { count, data_type, communicator, stream }.issue_message(call, Direction::Send, buffer, peer)
+        DataCallArguments { count, data_type, communicator, stream }.issue_message(call, Direction::Send, buffer, peer)
     }
 
     fn ncclRecv(
         call, buffer: u64, count: usize, data_type: i32, peer: i32, communicator: u64, stream: u64,
     ) -> Outcome {
-        DataCall { count, data_type, communicator, stream }.issue_message(call, Direction::Receive, buffer, peer)
+        DataCallArguments { count, data_type, communicator, stream }.issue_message(call, Direction::Receive, buffer, peer)
     }
 }

@@ -12,7 +12,7 @@ use crate::status::NcclError;
 static COMMUNICATORS: Registry<Communicator> = Registry::new();
 
 /// `NCCL_SPLIT_NOCOLOR`: the rank gets no communicator from a split.
-pub(crate) const NO_COLOR: i32 = -1;
+pub(crate) const SPLIT_NO_COLOR: i32 = -1;
 
 /// The communicator of one rank in this process.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Communicator {
     aborted: AtomicBool,
     error: AtomicI32,
     operation_order: Mutex<OperationOrder>,
-    turn_changed: Condvar,
+    operation_finished: Condvar,
 }
 
 /// The order of a communicator's operations. They run in the order in which they were issued, whatever streams they are
@@ -53,9 +53,9 @@ impl Communicator {
             aborted: AtomicBool::new(false),
             error: AtomicI32::new(0),
             operation_order: Mutex::default(),
-            turn_changed: Condvar::new(),
+            operation_finished: Condvar::new(),
         });
-        COMMUNICATORS.insert_as(communicator.handle, Arc::clone(&communicator));
+        COMMUNICATORS.insert_with_handle(communicator.handle, Arc::clone(&communicator));
         Ok(communicator)
     }
 
@@ -70,14 +70,14 @@ impl Communicator {
         if let Some(error) = communicator.async_error() {
             return Err(error);
         }
-        let finalized = communicator.operation_order().is_finalized;
+        let finalized = communicator.lock_operation_order().is_finalized;
         match finalized {
             true => Err(NcclError::InvalidUsage),
             false => Ok(communicator),
         }
     }
 
-    fn operation_order(&self) -> MutexGuard<'_, OperationOrder> {
+    fn lock_operation_order(&self) -> MutexGuard<'_, OperationOrder> {
         self.operation_order
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -102,34 +102,34 @@ impl Communicator {
     }
 
     /// Returns the number of a new operation in the order of the communicator's operations.
-    pub(crate) fn take_ticket(&self) -> u64 {
-        let mut order = self.operation_order();
+    pub(crate) fn new_operation_number(&self) -> u64 {
+        let mut order = self.lock_operation_order();
         order.issued_count += 1;
         order.issued_count - 1
     }
 
     /// Waits until all operations with a number below `ticket` have finished.
-    pub(crate) fn take_turn(&self, ticket: u64) {
+    pub(crate) fn wait_for_earlier_operations(&self, ticket: u64) {
         let waiting = self
-            .turn_changed
-            .wait_while(self.operation_order(), |order| {
+            .operation_finished
+            .wait_while(self.lock_operation_order(), |order| {
                 order.finished_count != ticket
             });
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Records that the operation whose turn it was has finished, and wakes the next one.
-    pub(crate) fn finish_turn(&self) {
-        self.operation_order().finished_count += 1;
-        self.turn_changed.notify_all();
+    pub(crate) fn mark_operation_finished(&self) {
+        self.lock_operation_order().finished_count += 1;
+        self.operation_finished.notify_all();
     }
 
     /// Refuses later operations, and waits until all operations issued so far have finished.
     pub(crate) fn finalize(&self) {
-        let mut order = self.operation_order();
+        let mut order = self.lock_operation_order();
         order.is_finalized = true;
         let waiting = self
-            .turn_changed
+            .operation_finished
             .wait_while(order, |order| order.finished_count != order.issued_count);
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
@@ -151,7 +151,7 @@ impl Communicator {
     /// Splits the ranks into one communicator per colour. Returns `None` for a rank without a colour.
     pub(crate) fn split(&self, color: i32, key: i32) -> Result<Option<Arc<Self>>, NcclError> {
         let check_abort =
-            || self.check_abort(self.segment.waits_for_lost_rank(RankWord::ControlArrived));
+            || self.check_abort(self.segment.waits_for_lost_rank(RankWord::ControlStepCount));
         let own_rank = self.segment.own_rank();
         let mut message = [0; 8];
         message[0] = u64::from(color.cast_unsigned());
@@ -161,7 +161,7 @@ impl Communicator {
             .exchange_control_words(message, check_abort)
             .map_err(|OperationAborted| NcclError::InvalidUsage)?;
         let members = members_of_color(&all, color);
-        let leads = members.first() == Some(&own_rank) && color != NO_COLOR;
+        let leads = members.first() == Some(&own_rank) && color != SPLIT_NO_COLOR;
         let mut message = [0; 8];
         if leads {
             message[..3].copy_from_slice(&crate::segment::new_unique_id()?.control_words());
@@ -170,7 +170,7 @@ impl Communicator {
             .segment
             .exchange_control_words(message, check_abort)
             .map_err(|OperationAborted| NcclError::InvalidUsage)?;
-        if color == NO_COLOR {
+        if color == SPLIT_NO_COLOR {
             return Ok(None);
         }
         let id = all[members[0]];
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_are_ordered_by_key_then_rank() {
+    fn split_members_are_ordered_by_key_then_rank() {
         let word = |value: i32| u64::from(value.cast_unsigned());
         let all: Vec<[u64; 8]> = [(1, 5), (0, 0), (1, -1), (1, 5)]
             .map(|(color, key)| [word(color), word(key), 0, 0, 0, 0, 0, 0])

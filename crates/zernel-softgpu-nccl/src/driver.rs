@@ -43,7 +43,7 @@ pub(crate) struct Driver {
 }
 
 /// Looks up a function of libcuda, and gives it the type that the function has there.
-macro_rules! lookup {
+macro_rules! typed_libcuda_function {
     ($library:expr, $name:expr, $type:ty) => {{
         let address = find_function($library, $name)?;
         // SAFETY: this name is a function of this type in libcuda.
@@ -97,21 +97,33 @@ impl Driver {
         // SAFETY: this name is an object of this type in libcuda, which is never unloaded.
         let interface = unsafe { &*interface };
         Ok(Self {
-            launch: lookup!(library, c"cuLaunchKernelEx", LaunchKernelExFunction),
-            get_device: lookup!(library, c"cuCtxGetDevice", GetDeviceFunction),
-            get_current: lookup!(library, c"cuCtxGetCurrent", GetContextFunction),
-            push_current: lookup!(library, c"cuCtxPushCurrent_v2", ContextFunction),
-            pop_current: lookup!(library, c"cuCtxPopCurrent_v2", GetContextFunction),
-            retain_primary: lookup!(library, c"cuDevicePrimaryCtxRetain", RetainPrimaryFunction),
-            is_capturing: lookup!(library, c"cuStreamIsCapturing", IsCapturingFunction),
-            allocate: lookup!(library, c"cuMemAlloc_v2", AllocateFunction),
-            free: lookup!(library, c"cuMemFree_v2", ContextFunction),
+            launch: typed_libcuda_function!(library, c"cuLaunchKernelEx", LaunchKernelExFunction),
+            get_device: typed_libcuda_function!(library, c"cuCtxGetDevice", GetDeviceFunction),
+            get_current: typed_libcuda_function!(library, c"cuCtxGetCurrent", GetContextFunction),
+            push_current: typed_libcuda_function!(library, c"cuCtxPushCurrent_v2", ContextFunction),
+            pop_current: typed_libcuda_function!(
+                library,
+                c"cuCtxPopCurrent_v2",
+                GetContextFunction
+            ),
+            retain_primary: typed_libcuda_function!(
+                library,
+                c"cuDevicePrimaryCtxRetain",
+                RetainPrimaryFunction
+            ),
+            is_capturing: typed_libcuda_function!(
+                library,
+                c"cuStreamIsCapturing",
+                IsCapturingFunction
+            ),
+            allocate: typed_libcuda_function!(library, c"cuMemAlloc_v2", AllocateFunction),
+            free: typed_libcuda_function!(library, c"cuMemFree_v2", ContextFunction),
             interface,
         })
     }
 
     /// The calling thread's current device and context.
-    pub(crate) fn current_place(&self) -> Result<DeviceAndContext> {
+    pub(crate) fn current_device_and_context(&self) -> Result<DeviceAndContext> {
         let mut place = DeviceAndContext::default();
         check_driver_code((self.get_device)(&raw mut place.device))?;
         check_driver_code((self.get_current)(&raw mut place.context))?;
@@ -119,7 +131,7 @@ impl Driver {
     }
 
     /// A device and its primary context.
-    pub(crate) fn primary_place(&self, device: i32) -> Result<DeviceAndContext> {
+    pub(crate) fn device_and_primary_context(&self, device: i32) -> Result<DeviceAndContext> {
         let mut place = DeviceAndContext { device, context: 0 };
         check_driver_code((self.retain_primary)(&raw mut place.context, device))?;
         Ok(place)

@@ -98,7 +98,7 @@ macro_rules! primitive_bytes {
     };
 }
 
-macro_rules! integers {
+macro_rules! reducible_integers {
     ($($type:ty)*) => {$(
         impl ReducibleNumber for $type {
             primitive_bytes!($type);
@@ -114,9 +114,9 @@ macro_rules! integers {
         }
     )*};
 }
-integers!(i8 u8 i32 u32 i64 u64);
+reducible_integers!(i8 u8 i32 u32 i64 u64);
 
-macro_rules! floats {
+macro_rules! reducible_floats {
     ($($type:ty, $count_as:expr;)*) => {$(
         impl ReducibleNumber for $type {
             primitive_bytes!($type);
@@ -132,7 +132,7 @@ macro_rules! floats {
         }
     )*};
 }
-floats! { f32, |count| count as f32; f64, f64::from; }
+reducible_floats! { f32, |count| count as f32; f64, f64::from; }
 
 /// IEEE half precision. Arithmetic is done in single precision and rounded after each step.
 #[derive(Clone, Copy)]
@@ -141,7 +141,7 @@ struct HalfFloat(f32);
 #[derive(Clone, Copy)]
 struct BrainFloat(f32);
 
-macro_rules! sixteen_bits {
+macro_rules! reducible_sixteen_bit_float {
     ($type:ident, $from_bits:path, $to_bits:path) => {
         impl ReducibleNumber for $type {
             const BYTES: usize = 2;
@@ -166,8 +166,8 @@ macro_rules! sixteen_bits {
         }
     };
 }
-sixteen_bits!(HalfFloat, half_to_single, single_to_half);
-sixteen_bits!(BrainFloat, brain_to_single, single_to_brain);
+reducible_sixteen_bit_float!(HalfFloat, half_to_single, single_to_half);
+reducible_sixteen_bit_float!(BrainFloat, brain_to_single, single_to_brain);
 
 fn brain_to_single(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_half_survives_the_way_there_and_back() {
+    fn half_to_single_and_back_is_identity() {
         for bits in 0..=u16::MAX {
             let value = half_to_single(bits);
             if value.is_nan() {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn averages_of_integers_are_cut_off() {
+    fn integer_averages_are_truncated() {
         let operands: [&[u8]; 2] = [&(-3i32).to_ne_bytes(), &(-4i32).to_ne_bytes()];
         let mut result = [0; 4];
         reduce_operands(DataType::Int32, Reduction::Average, &operands, &mut result);

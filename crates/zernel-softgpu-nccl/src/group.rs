@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use zernel_softgpu::abi_arguments::Out;
+use zernel_softgpu::abi_arguments::OutArgument;
 
 use crate::communicator::Communicator;
 use crate::operation::{IssuedCall, Operation};
@@ -11,7 +11,7 @@ use crate::status::{NcclError, Outcome};
 
 /// A function that creates a communicator and waits for the other ranks. It returns the handle, or 0 if this rank gets
 /// no communicator.
-pub(crate) type CommunicatorMaking = Box<dyn FnOnce() -> Result<u64, NcclError> + Send>;
+pub(crate) type CommunicatorCreation = Box<dyn FnOnce() -> Result<u64, NcclError> + Send>;
 
 thread_local! {
     static THREAD_GROUP: RefCell<CallGroup> = const { RefCell::new(CallGroup::new()) };
@@ -23,7 +23,7 @@ struct CallGroup {
     /// The error of the first call in the group that failed.
     error: Option<NcclError>,
     issued_calls: Vec<(Arc<Communicator>, u64, IssuedCall)>,
-    communicators_to_make: Vec<(Out<u64>, CommunicatorMaking)>,
+    communicators_to_create: Vec<(OutArgument<u64>, CommunicatorCreation)>,
 }
 
 impl CallGroup {
@@ -32,7 +32,7 @@ impl CallGroup {
             depth: 0,
             error: None,
             issued_calls: Vec::new(),
-            communicators_to_make: Vec::new(),
+            communicators_to_create: Vec::new(),
         }
     }
 }
@@ -60,7 +60,7 @@ pub(crate) fn end_group() -> Outcome {
 }
 
 /// Launches an issued call at once, or collects it if a group is open.
-pub(crate) fn launch_or_queue(
+pub(crate) fn launch_operation_or_queue(
     communicator: Arc<Communicator>,
     stream: u64,
     issued: IssuedCall,
@@ -74,16 +74,19 @@ pub(crate) fn launch_or_queue(
 }
 
 /// Creates a communicator at once, or when the open group ends.
-pub(crate) fn make_or_queue(handle: Out<u64>, making: CommunicatorMaking) -> Outcome {
+pub(crate) fn create_communicator_or_queue(
+    handle: OutArgument<u64>,
+    making: CommunicatorCreation,
+) -> Outcome {
     if is_group_open() {
-        THREAD_GROUP.with_borrow_mut(|group| group.communicators_to_make.push((handle, making)));
+        THREAD_GROUP.with_borrow_mut(|group| group.communicators_to_create.push((handle, making)));
         return Ok(());
     }
     Ok(handle.set(making()?)?)
 }
 
 /// Records that a call failed, so that the whole open group fails.
-pub(crate) fn note_outcome(outcome: Outcome) -> Outcome {
+pub(crate) fn record_group_error(outcome: Outcome) -> Outcome {
     if let Err(error) = outcome
         && is_group_open()
     {
@@ -97,16 +100,18 @@ impl CallGroup {
         if let Some(error) = self.error {
             return Err(error);
         }
-        let (handles, making): (Vec<_>, Vec<_>) = self.communicators_to_make.into_iter().unzip();
-        for (handle, made) in handles.iter().zip(make_together(making)) {
+        let (handles, making): (Vec<_>, Vec<_>) = self.communicators_to_create.into_iter().unzip();
+        for (handle, made) in handles.iter().zip(create_communicators_together(making)) {
             handle.set(made?)?;
         }
-        launch_all(self.issued_calls)
+        launch_operations(self.issued_calls)
     }
 }
 
 /// Creates all communicators at the same time, each on a thread of its own, because they may wait for each other.
-pub(crate) fn make_together(making: Vec<CommunicatorMaking>) -> Vec<Result<u64, NcclError>> {
+pub(crate) fn create_communicators_together(
+    making: Vec<CommunicatorCreation>,
+) -> Vec<Result<u64, NcclError>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = making
             .into_iter()
@@ -120,7 +125,7 @@ pub(crate) fn make_together(making: Vec<CommunicatorMaking>) -> Vec<Result<u64, 
 }
 
 /// Launches the collected calls: one launch for each communicator and stream, in the order of their first calls.
-fn launch_all(issued: Vec<(Arc<Communicator>, u64, IssuedCall)>) -> Outcome {
+fn launch_operations(issued: Vec<(Arc<Communicator>, u64, IssuedCall)>) -> Outcome {
     let mut launches: Vec<(Arc<Communicator>, u64, Vec<IssuedCall>)> = Vec::new();
     for (communicator, stream, issued) in issued {
         let same = |launch: &&mut (Arc<Communicator>, u64, Vec<IssuedCall>)| {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use zernel_softgpu::clock::transfer_time;
+use zernel_softgpu::clock::transfer_time_ns;
 use zernel_softgpu::device::nccl_bandwidth;
 
 use crate::communicator::Communicator;
@@ -28,7 +28,7 @@ struct MessageTransfer {
     message: Message,
     moved_bytes: usize,
     /// Whether the sender has put all bytes into the channel, from which the receiver has yet to take the last chunk.
-    has_put_all: bool,
+    is_sent_completely: bool,
     end: Option<u64>,
 }
 
@@ -43,11 +43,11 @@ pub(crate) fn run_messages(
         messages.iter().copied().map(MessageTransfer::new).collect();
     let waits_for_lost_rank = |transfers: &[MessageTransfer]| {
         let mut waiting = transfers.iter().filter(|transfer| transfer.end.is_none());
-        waiting.any(|transfer| segment.is_lost(transfer.message.peer))
+        waiting.any(|transfer| segment.has_rank_left_or_exited(transfer.message.peer))
     };
     loop {
-        let bell = segment.bell_value();
-        let moved = step_all_transfers(segment, &mut transfers, start);
+        let bell = segment.change_count();
+        let moved = move_chunk_of_each_transfer(segment, &mut transfers, start);
         if transfers.iter().all(|transfer| transfer.end.is_some()) {
             return Ok(transfers
                 .iter()
@@ -56,7 +56,7 @@ pub(crate) fn run_messages(
         }
         match moved {
             true => segment.wake_ranks(),
-            false => segment.wait_for_bell(bell, || {
+            false => segment.wait_for_change(bell, || {
                 communicator.check_abort(waits_for_lost_rank(&transfers))
             })?,
         }
@@ -64,7 +64,7 @@ pub(crate) fn run_messages(
 }
 
 /// Moves one chunk of every message that can move. Messages in the same channel move one after the other.
-fn step_all_transfers(
+fn move_chunk_of_each_transfer(
     segment: &SharedSegment,
     transfers: &mut [MessageTransfer],
     start: u64,
@@ -89,15 +89,15 @@ impl MessageTransfer {
         Self {
             message,
             moved_bytes: 0,
-            has_put_all: false,
+            is_sent_completely: false,
             end: None,
         }
     }
 
     fn move_chunk(&mut self, segment: &SharedSegment, start: u64) -> bool {
         match self.message.direction {
-            Direction::Send => self.step_send(segment, start),
-            Direction::Receive => self.step_receive(segment, start),
+            Direction::Send => self.send_next_chunk(segment, start),
+            Direction::Receive => self.receive_next_chunk(segment, start),
         }
     }
 
@@ -108,18 +108,18 @@ impl MessageTransfer {
 
     fn set_ended(&mut self, sender_start: u64, receiver_start: u64) {
         let both_there = sender_start.max(receiver_start);
-        let duration = transfer_time(self.message.bytes as u64, nccl_bandwidth());
+        let duration = transfer_time_ns(self.message.bytes as u64, nccl_bandwidth());
         self.end = Some(both_there + duration);
     }
 
-    fn step_send(&mut self, segment: &SharedSegment, start: u64) -> bool {
+    fn send_next_chunk(&mut self, segment: &SharedSegment, start: u64) -> bool {
         let word = |word| segment.channel_word(segment.own_rank(), self.message.peer, word);
         let sent = word(ChannelWord::Sent);
         let is_empty = sent.load(Relaxed) == word(ChannelWord::Received).load(Acquire);
         if !is_empty {
             return false;
         }
-        if self.has_put_all {
+        if self.is_sent_completely {
             let receiver_start = word(ChannelWord::ReceiverStart).load(Relaxed);
             self.set_ended(start, receiver_start);
             return true;
@@ -129,11 +129,11 @@ impl MessageTransfer {
         segment.send_chunk(self.message.peer, source, bytes);
         sent.fetch_add(1, Release);
         self.moved_bytes += bytes;
-        self.has_put_all = self.moved_bytes == self.message.bytes;
+        self.is_sent_completely = self.moved_bytes == self.message.bytes;
         true
     }
 
-    fn step_receive(&mut self, segment: &SharedSegment, start: u64) -> bool {
+    fn receive_next_chunk(&mut self, segment: &SharedSegment, start: u64) -> bool {
         let word = |word| segment.channel_word(self.message.peer, segment.own_rank(), word);
         let received = word(ChannelWord::Received);
         let is_empty = word(ChannelWord::Sent).load(Acquire) == received.load(Relaxed);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
-use zernel_softgpu::clock::{self, transfer_time};
+use zernel_softgpu::clock::{self, transfer_time_ns};
 use zernel_softgpu::device::nccl_bandwidth;
 use zernel_softgpu::driver_interface::ExternalKernel;
 use zernel_softgpu::truth::{DeviceWork, LoggedSymbol, log_device_work};
@@ -77,7 +77,7 @@ impl Operation {
             let driver = loaded_driver()?;
             let captured = driver.is_capturing(stream)?;
             let operation = Arc::new(Self {
-                ticket: (!captured).then(|| communicator.take_ticket()),
+                ticket: (!captured).then(|| communicator.new_operation_number()),
                 communicator,
                 stream,
                 tasks,
@@ -85,7 +85,7 @@ impl Operation {
             let launched =
                 driver.launch_function(operation_kernel()?, stream, Arc::as_ptr(&operation) as u64);
             if launched.is_err() && operation.ticket.is_some() {
-                operation.communicator.finish_turn();
+                operation.communicator.mark_operation_finished();
             }
             launched
         };
@@ -98,11 +98,11 @@ impl Operation {
 
     fn run(&self, start: u64) -> u64 {
         if let Some(ticket) = self.ticket {
-            self.communicator.take_turn(ticket);
+            self.communicator.wait_for_earlier_operations(ticket);
         }
         let end = self.run_tasks(start).unwrap_or(start).max(clock::now_ns());
         if self.ticket.is_some() {
-            self.communicator.finish_turn();
+            self.communicator.mark_operation_finished();
         }
         end
     }
@@ -186,9 +186,9 @@ extern "C" fn release_operation(operation: u64) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PartOverlap {
     /// Where the overlap begins, in bytes from the start of the window.
-    in_window: usize,
+    offset_in_window: usize,
     /// Where the overlap begins, in bytes from the start of the part.
-    in_part: usize,
+    offset_in_part: usize,
     bytes: usize,
 }
 
@@ -201,8 +201,8 @@ fn overlap_of_part(
     let start = window.max(part);
     let end = (window + window_bytes).min(part + part_bytes);
     (start < end).then(|| PartOverlap {
-        in_window: start - window,
-        in_part: start - part,
+        offset_in_window: start - window,
+        offset_in_part: start - part,
         bytes: end - start,
     })
 }
@@ -236,7 +236,7 @@ impl Collective {
     fn run(&self, communicator: &Communicator, start: u64) -> Result<u64, OperationAborted> {
         let segment = &communicator.segment;
         let check_abort =
-            || communicator.check_abort(segment.waits_for_lost_rank(RankWord::Arrived));
+            || communicator.check_abort(segment.waits_for_lost_rank(RankWord::CollectiveStepCount));
         let total = self.offered_byte_count(segment.rank_count());
         let mut all_started = start;
         segment
@@ -248,22 +248,22 @@ impl Collective {
             if self.contributes(segment.own_rank()) {
                 segment.offer_bytes(self.send + offset as u64, bytes);
             }
-            segment.await_all_ranks(RankWord::Arrived, check_abort)?;
+            segment.await_all_ranks(RankWord::CollectiveStepCount, check_abort)?;
             for rank in 0..segment.rank_count() {
                 all_started =
                     all_started.max(segment.rank_word(rank, RankWord::Start).load(Relaxed));
             }
-            self.take_parts_of_chunk(communicator, offset, bytes);
-            segment.await_all_ranks(RankWord::Arrived, check_abort)?;
+            self.copy_or_reduce_chunk(communicator, offset, bytes);
+            segment.await_all_ranks(RankWord::CollectiveStepCount, check_abort)?;
             offset += bytes;
             if offset >= total {
-                return Ok(all_started + transfer_time(total as u64, nccl_bandwidth()));
+                return Ok(all_started + transfer_time_ns(total as u64, nccl_bandwidth()));
             }
         }
     }
 
     /// Copies or reduces the bytes that this rank needs from the chunk at `offset` of all ranks.
-    fn take_parts_of_chunk(&self, communicator: &Communicator, offset: usize, bytes: usize) {
+    fn copy_or_reduce_chunk(&self, communicator: &Communicator, offset: usize, bytes: usize) {
         let segment = &communicator.segment;
         let (own, ranks) = (segment.own_rank(), segment.rank_count());
         let here = self.receive + offset as u64;
@@ -278,12 +278,12 @@ impl Collective {
                 if let Some(own) =
                     overlap_of_part(offset, bytes, own * self.part_bytes, self.part_bytes)
                 {
-                    let range = own.in_window..own.in_window + own.bytes;
+                    let range = own.offset_in_window..own.offset_in_window + own.bytes;
                     self.reduce_chunk(
                         communicator,
                         reduction,
                         range,
-                        self.receive + own.in_part as u64,
+                        self.receive + own.offset_in_part as u64,
                     );
                 }
             }
@@ -295,10 +295,10 @@ impl Collective {
                 self.gather_chunk(communicator, offset, bytes);
             }
             CollectivePattern::AllToAll => (0..ranks).for_each(|from| {
-                self.take_own_part(communicator, from, offset, bytes, from * self.part_bytes);
+                self.copy_own_part(communicator, from, offset, bytes, from * self.part_bytes);
             }),
             CollectivePattern::Scatter(root) => {
-                self.take_own_part(communicator, root, offset, bytes, 0);
+                self.copy_own_part(communicator, root, offset, bytes, 0);
             }
             CollectivePattern::Reduce(..) | CollectivePattern::Gather(_) => {}
         }
@@ -327,7 +327,7 @@ impl Collective {
     }
 
     /// Copies this rank's part of the data that `source_rank` offers to `place` in the receive buffer.
-    fn take_own_part(
+    fn copy_own_part(
         &self,
         communicator: &Communicator,
         source_rank: usize,
@@ -343,8 +343,11 @@ impl Collective {
             self.part_bytes,
         ) {
             let shown = segment.offered_bytes(source_rank, bytes);
-            let address = self.receive + (place + own.in_part) as u64;
-            write_to_address(address, &shown[own.in_window..own.in_window + own.bytes]);
+            let address = self.receive + (place + own.offset_in_part) as u64;
+            write_to_address(
+                address,
+                &shown[own.offset_in_window..own.offset_in_window + own.bytes],
+            );
         }
     }
 }
@@ -354,17 +357,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_overlaps_a_window_where_both_have_bytes() {
+    fn overlap_of_part_is_intersection_with_window() {
         assert_eq!(overlap_of_part(0, 10, 10, 5), None);
         let all = PartOverlap {
-            in_window: 2,
-            in_part: 0,
+            offset_in_window: 2,
+            offset_in_part: 0,
             bytes: 5,
         };
         assert_eq!(overlap_of_part(10, 10, 12, 5), Some(all));
         let end = PartOverlap {
-            in_window: 0,
-            in_part: 3,
+            offset_in_window: 0,
+            offset_in_part: 3,
             bytes: 7,
         };
         assert_eq!(overlap_of_part(10, 10, 7, 10), Some(end));

@@ -39,9 +39,9 @@ pub(crate) const MAX_RANKS: usize = 64;
 const PAGE_BYTES: usize = 4096;
 const COOKIE_OFFSET: usize = 0;
 const RANKS_OFFSET: usize = 16;
-const BELL_OFFSET: usize = 24;
-const RANK_BYTES: usize = 256;
-const CHANNEL_BYTES: usize = 64;
+const CHANGE_COUNT_OFFSET: usize = 24;
+const RANK_WORDS_BYTES: usize = 256;
+const CHANNEL_WORDS_BYTES: usize = 64;
 
 /// The words that each rank has in the shared memory, by their index.
 #[derive(Debug, Clone, Copy)]
@@ -50,11 +50,11 @@ pub(crate) enum RankWord {
     StartTime = 1,
     State = 2,
     /// Number of steps of collectives that this rank has reached.
-    Arrived = 3,
+    CollectiveStepCount = 3,
     /// Start of this rank's current operation on its device, in nanoseconds.
     Start = 4,
     /// Number of steps of control exchanges that this rank has reached.
-    ControlArrived = 5,
+    ControlStepCount = 5,
     /// The first of the rank's [`CONTROL_WORDS`] words for control messages.
     Control = 8,
 }
@@ -170,11 +170,11 @@ fn total_bytes(ranks: usize) -> usize {
 }
 
 fn channels_offset(ranks: usize) -> usize {
-    PAGE_BYTES + ranks * RANK_BYTES
+    PAGE_BYTES + ranks * RANK_WORDS_BYTES
 }
 
 fn buffers_offset(ranks: usize) -> usize {
-    (channels_offset(ranks) + ranks * ranks * CHANNEL_BYTES).next_multiple_of(PAGE_BYTES)
+    (channels_offset(ranks) + ranks * ranks * CHANNEL_WORDS_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
 fn open_memfd_of(id: &UniqueId) -> Result<File, NcclError> {
@@ -246,7 +246,7 @@ impl SharedSegment {
             || (0..self.ranks).all(|rank| self.rank_word(rank, RankWord::State).load(Acquire) != 0);
         // No rank can join after the process that created the id has exited.
         let check_joinable = || match id.unique_id_creator().is_alive()
-            && !(0..self.ranks).any(|rank| self.is_lost(rank))
+            && !(0..self.ranks).any(|rank| self.has_rank_left_or_exited(rank))
         {
             true => Ok(()),
             false => Err(OperationAborted),
@@ -272,17 +272,17 @@ impl SharedSegment {
     /// A word that belongs to `rank`.
     pub(crate) fn rank_word(&self, rank: usize, word: RankWord) -> &AtomicU64 {
         self.memory
-            .word(PAGE_BYTES + rank * RANK_BYTES + word as usize * 8)
+            .word(PAGE_BYTES + rank * RANK_WORDS_BYTES + word as usize * 8)
     }
 
     fn control_word(&self, rank: usize, index: usize) -> &AtomicU64 {
         self.memory
-            .word(PAGE_BYTES + rank * RANK_BYTES + (RankWord::Control as usize + index) * 8)
+            .word(PAGE_BYTES + rank * RANK_WORDS_BYTES + (RankWord::Control as usize + index) * 8)
     }
 
     /// A word of the channel from one rank to another.
     pub(crate) fn channel_word(&self, from: usize, to: usize, word: ChannelWord) -> &AtomicU64 {
-        let channel = channels_offset(self.ranks) + (from * self.ranks + to) * CHANNEL_BYTES;
+        let channel = channels_offset(self.ranks) + (from * self.ranks + to) * CHANNEL_WORDS_BYTES;
         self.memory.word(channel + word as usize * 8)
     }
 
@@ -333,7 +333,7 @@ impl SharedSegment {
     }
 
     fn futex_word(&self) -> &AtomicU32 {
-        self.memory.half_word(BELL_OFFSET)
+        self.memory.futex_word_at(CHANGE_COUNT_OFFSET)
     }
 
     /// Wakes all ranks that wait for a change of the shared memory.
@@ -354,21 +354,21 @@ impl SharedSegment {
         mut check_abort: impl FnMut() -> Result<(), OperationAborted>,
     ) -> Result<(), OperationAborted> {
         loop {
-            let bell = self.bell_value();
+            let bell = self.change_count();
             if done() {
                 return Ok(());
             }
-            self.wait_for_bell(bell, &mut check_abort)?;
+            self.wait_for_change(bell, &mut check_abort)?;
         }
     }
 
     /// The number of changes so far. To be read before looking at the words whose change a rank then waits for.
-    pub(crate) fn bell_value(&self) -> u32 {
+    pub(crate) fn change_count(&self) -> u32 {
         self.futex_word().load(Acquire)
     }
 
     /// Sleeps until another rank has changed the shared memory, or for a while, and then calls `check_abort`.
-    pub(crate) fn wait_for_bell(
+    pub(crate) fn wait_for_change(
         &self,
         value: u32,
         check_abort: impl FnOnce() -> Result<(), OperationAborted>,
@@ -389,7 +389,7 @@ impl SharedSegment {
     }
 
     /// Whether `rank` has left the communicator, or its process has exited.
-    pub(crate) fn is_lost(&self, rank: usize) -> bool {
+    pub(crate) fn has_rank_left_or_exited(&self, rank: usize) -> bool {
         let identity = ProcessIdentity {
             pid: self.rank_word(rank, RankWord::Pid).load(Relaxed) as u32,
             start_time: self.rank_word(rank, RankWord::StartTime).load(Relaxed),
@@ -417,19 +417,19 @@ impl SharedSegment {
         for (index, word) in words.into_iter().enumerate() {
             self.control_word(self.rank, index).store(word, Relaxed);
         }
-        self.control_step(&check_abort)?;
+        self.await_all_ranks_for_control_words(&check_abort)?;
         let words_of =
             |rank| std::array::from_fn(|index| self.control_word(rank, index).load(Relaxed));
         let all = (0..self.ranks).map(words_of).collect();
-        self.control_step(&check_abort)?;
+        self.await_all_ranks_for_control_words(&check_abort)?;
         Ok(all)
     }
 
-    fn control_step(
+    fn await_all_ranks_for_control_words(
         &self,
         check_abort: &impl Fn() -> Result<(), OperationAborted>,
     ) -> Result<(), OperationAborted> {
-        self.await_all_ranks(RankWord::ControlArrived, check_abort)
+        self.await_all_ranks(RankWord::ControlStepCount, check_abort)
     }
 
     /// Increments this rank's counter, and waits until the counters of all ranks have reached it.
@@ -447,7 +447,8 @@ impl SharedSegment {
     /// Whether a rank that this rank waits for in `counter` has left the communicator, or its process has exited.
     pub(crate) fn waits_for_lost_rank(&self, counter: RankWord) -> bool {
         let step = self.rank_word(self.rank, counter).load(Acquire);
-        (0..self.ranks)
-            .any(|rank| self.rank_word(rank, counter).load(Acquire) < step && self.is_lost(rank))
+        (0..self.ranks).any(|rank| {
+            self.rank_word(rank, counter).load(Acquire) < step && self.has_rank_left_or_exited(rank)
+        })
     }
 }

@@ -3,10 +3,10 @@
 use std::ffi::c_char;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use zernel_softgpu::abi_arguments::{Out, Text};
+use zernel_softgpu::abi_arguments::{OutArgument, TextArgument};
 use zernel_softgpu::device as facts;
 use zernel_softgpu::exports;
-use zernel_softgpu::node::{Node, ProcessUse};
+use zernel_softgpu::node::{DeviceUseOfProcess, Node};
 
 use crate::node::{
     handle_of_device, initialise_library, node_and_device_index, open_node, shut_down,
@@ -23,7 +23,7 @@ const FULL_LOAD_POWER_MILLIWATTS: u32 = 630_000;
 const IDLE_TEMPERATURE_CELSIUS: u32 = 30;
 const FULL_LOAD_TEMPERATURE_CELSIUS: u32 = 40;
 
-fn store_text(place: &Out<c_char>, value: &str, capacity: u32) -> Outcome {
+fn store_text(place: &OutArgument<c_char>, value: &str, capacity: u32) -> Outcome {
     match place.set_text(value, capacity as usize)? {
         true => Ok(()),
         false => Err(NvmlError::InsufficientSize),
@@ -58,7 +58,7 @@ fn find_device_handle(wanted: impl Fn(usize) -> bool) -> Result<u64, NvmlError> 
 }
 
 /// Stores a list as NVML does: if the caller's array is too small, only the number of entries is stored.
-fn store_list<T>(values: Vec<T>, count: &Out<u32>, places: &Out<T>) -> Outcome {
+fn store_list<T>(values: Vec<T>, count: &OutArgument<u32>, places: &OutArgument<T>) -> Outcome {
     let room = count.get()? as usize;
     count.set(values.len() as u32)?;
     if values.len() > room {
@@ -70,7 +70,7 @@ fn store_list<T>(values: Vec<T>, count: &Out<u32>, places: &Out<T>) -> Outcome {
     Ok(())
 }
 
-fn process_info(process: &ProcessUse) -> ProcessInfo {
+fn process_info(process: &DeviceUseOfProcess) -> ProcessInfo {
     ProcessInfo {
         pid: process.pid,
         used_memory: process.bytes,
@@ -79,7 +79,7 @@ fn process_info(process: &ProcessUse) -> ProcessInfo {
     }
 }
 
-fn process_sample(process: &ProcessUse, time: u64) -> ProcessSample {
+fn process_sample(process: &DeviceUseOfProcess, time: u64) -> ProcessSample {
     ProcessSample {
         pid: process.pid,
         time,
@@ -120,54 +120,54 @@ exports! { "nvml" =>
         error_description(code).as_ptr()
     }
 
-    fn nvmlSystemGetDriverVersion(_call, version: Out<c_char>, capacity: u32) -> Outcome {
+    fn nvmlSystemGetDriverVersion(_call, version: OutArgument<c_char>, capacity: u32) -> Outcome {
         open_node()?;
         store_text(&version, facts::DRIVER_VERSION, capacity)
     }
 
-    fn nvmlSystemGetNVMLVersion(_call, version: Out<c_char>, capacity: u32) -> Outcome {
+    fn nvmlSystemGetNVMLVersion(_call, version: OutArgument<c_char>, capacity: u32) -> Outcome {
         store_text(&version, concat!("12.", "999.12.9"), capacity)
     }
 
-    fn nvmlSystemGetCudaDriverVersion(_call, version: Out<i32>) -> Outcome {
+    fn nvmlSystemGetCudaDriverVersion(_call, version: OutArgument<i32>) -> Outcome {
         Ok(version.set(facts::CUDA_VERSION)?)
     }
 
-    fn nvmlSystemGetCudaDriverVersion_v2(_call, version: Out<i32>) -> Outcome {
+    fn nvmlSystemGetCudaDriverVersion_v2(_call, version: OutArgument<i32>) -> Outcome {
         Ok(version.set(facts::CUDA_VERSION)?)
     }
 
-    fn nvmlSystemGetProcessName(_call, pid: u32, name: Out<c_char>, capacity: u32) -> Outcome {
+    fn nvmlSystemGetProcessName(_call, pid: u32, name: OutArgument<c_char>, capacity: u32) -> Outcome {
         open_node()?;
         let path = std::fs::read_link(format!("/proc/{pid}/exe")).map_err(|_| NvmlError::NotFound)?;
         store_text(&name, &path.to_string_lossy(), capacity)
     }
 
-    fn nvmlDeviceGetCount_v2(_call, count: Out<u32>) -> Outcome {
+    fn nvmlDeviceGetCount_v2(_call, count: OutArgument<u32>) -> Outcome {
         Ok(count.set(open_node()?.device_count() as u32)?)
     }
 
-    fn nvmlDeviceGetCount(_call, count: Out<u32>) -> Outcome {
+    fn nvmlDeviceGetCount(_call, count: OutArgument<u32>) -> Outcome {
         Ok(count.set(open_node()?.device_count() as u32)?)
     }
 
-    fn nvmlDeviceGetHandleByIndex_v2(_call, index: u32, found: Out<u64>) -> Outcome {
+    fn nvmlDeviceGetHandleByIndex_v2(_call, index: u32, found: OutArgument<u64>) -> Outcome {
         node_and_device_index(handle_of_device(index as usize))?;
         Ok(found.set(handle_of_device(index as usize))?)
     }
 
-    fn nvmlDeviceGetHandleByIndex(_call, index: u32, found: Out<u64>) -> Outcome {
+    fn nvmlDeviceGetHandleByIndex(_call, index: u32, found: OutArgument<u64>) -> Outcome {
         node_and_device_index(handle_of_device(index as usize))?;
         Ok(found.set(handle_of_device(index as usize))?)
     }
 
-    fn nvmlDeviceGetHandleByUUID(_call, uuid: Text, found: Out<u64>) -> Outcome {
+    fn nvmlDeviceGetHandleByUUID(_call, uuid: TextArgument, found: OutArgument<u64>) -> Outcome {
         let uuid = uuid.get()?;
         Ok(found.set(find_device_handle(|index| facts::uuid_text(index) == uuid)?)?)
     }
 
     /// The domain in a PCI bus id has four or eight digits.
-    fn nvmlDeviceGetHandleByPciBusId_v2(_call, bus_id: Text, found: Out<u64>) -> Outcome {
+    fn nvmlDeviceGetHandleByPciBusId_v2(_call, bus_id: TextArgument, found: OutArgument<u64>) -> Outcome {
         let bus_id = bus_id.get()?.to_uppercase();
         let is_it = |index| {
             let known = facts::pci_bus_id(index);
@@ -176,27 +176,27 @@ exports! { "nvml" =>
         Ok(found.set(find_device_handle(is_it)?)?)
     }
 
-    fn nvmlDeviceGetName(_call, device_handle: u64, name: Out<c_char>, capacity: u32) -> Outcome {
+    fn nvmlDeviceGetName(_call, device_handle: u64, name: OutArgument<c_char>, capacity: u32) -> Outcome {
         node_and_device_index(device_handle)?;
         store_text(&name, facts::DEVICE_NAME, capacity)
     }
 
-    fn nvmlDeviceGetUUID(_call, device_handle: u64, uuid: Out<c_char>, capacity: u32) -> Outcome {
+    fn nvmlDeviceGetUUID(_call, device_handle: u64, uuid: OutArgument<c_char>, capacity: u32) -> Outcome {
         let (_, index) = node_and_device_index(device_handle)?;
         store_text(&uuid, &facts::uuid_text(index), capacity)
     }
 
-    fn nvmlDeviceGetIndex(_call, device_handle: u64, place: Out<u32>) -> Outcome {
+    fn nvmlDeviceGetIndex(_call, device_handle: u64, place: OutArgument<u32>) -> Outcome {
         let (_, index) = node_and_device_index(device_handle)?;
         Ok(place.set(index as u32)?)
     }
 
-    fn nvmlDeviceGetMinorNumber(_call, device_handle: u64, place: Out<u32>) -> Outcome {
+    fn nvmlDeviceGetMinorNumber(_call, device_handle: u64, place: OutArgument<u32>) -> Outcome {
         let (_, index) = node_and_device_index(device_handle)?;
         Ok(place.set(index as u32)?)
     }
 
-    fn nvmlDeviceGetPciInfo_v3(_call, device_handle: u64, info: Out<PciInfo>) -> Outcome {
+    fn nvmlDeviceGetPciInfo_v3(_call, device_handle: u64, info: OutArgument<PciInfo>) -> Outcome {
         let (_, index) = node_and_device_index(device_handle)?;
         let bus_id = facts::pci_bus_id(index);
         Ok(info.set(PciInfo {
@@ -211,7 +211,7 @@ exports! { "nvml" =>
         })?)
     }
 
-    fn nvmlDeviceGetMemoryInfo(_call, device_handle: u64, info: Out<Memory>) -> Outcome {
+    fn nvmlDeviceGetMemoryInfo(_call, device_handle: u64, info: OutArgument<Memory>) -> Outcome {
         let (node, index) = node_and_device_index(device_handle)?;
         let (used, total) = used_and_total_memory(&node, index);
         Ok(info.set(Memory {
@@ -221,7 +221,7 @@ exports! { "nvml" =>
         })?)
     }
 
-    fn nvmlDeviceGetMemoryInfo_v2(_call, device_handle: u64, info: Out<MemoryV2>) -> Outcome {
+    fn nvmlDeviceGetMemoryInfo_v2(_call, device_handle: u64, info: OutArgument<MemoryV2>) -> Outcome {
         const MEMORY_V2_VERSION: u32 = size_of::<MemoryV2>() as u32 | 2 << 24;
         let (node, index) = node_and_device_index(device_handle)?;
         if info.get()?.version != MEMORY_V2_VERSION {
@@ -238,7 +238,7 @@ exports! { "nvml" =>
     }
 
     fn nvmlDeviceGetUtilizationRates(
-        _call, device_handle: u64, rates: Out<Utilization>,
+        _call, device_handle: u64, rates: OutArgument<Utilization>,
     ) -> Outcome {
         let (node, index) = node_and_device_index(device_handle)?;
         Ok(rates.set(Utilization {
@@ -248,21 +248,21 @@ exports! { "nvml" =>
     }
 
     fn nvmlDeviceGetComputeRunningProcesses_v3(
-        _call, device_handle: u64, count: Out<u32>, infos: Out<ProcessInfo>,
+        _call, device_handle: u64, count: OutArgument<u32>, infos: OutArgument<ProcessInfo>,
     ) -> Outcome {
         let (node, index) = node_and_device_index(device_handle)?;
         store_list(node.processes_using(index).iter().map(process_info).collect(), &count, &infos)
     }
 
     fn nvmlDeviceGetComputeRunningProcesses_v2(
-        _call, device_handle: u64, count: Out<u32>, infos: Out<ProcessInfo>,
+        _call, device_handle: u64, count: OutArgument<u32>, infos: OutArgument<ProcessInfo>,
     ) -> Outcome {
         let (node, index) = node_and_device_index(device_handle)?;
         store_list(node.processes_using(index).iter().map(process_info).collect(), &count, &infos)
     }
 
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(
-        _call, device_handle: u64, count: Out<u32>, infos: Out<ProcessInfo>,
+        _call, device_handle: u64, count: OutArgument<u32>, infos: OutArgument<ProcessInfo>,
     ) -> Outcome {
         node_and_device_index(device_handle)?;
         store_list(Vec::new(), &count, &infos)
@@ -270,7 +270,7 @@ exports! { "nvml" =>
 
     /// Returns one sample per process, for the last half second.
     fn nvmlDeviceGetProcessUtilization(
-        _call, device_handle: u64, samples: Out<ProcessSample>, count: Out<u32>, last_seen: u64,
+        _call, device_handle: u64, samples: OutArgument<ProcessSample>, count: OutArgument<u32>, last_seen: u64,
     ) -> Outcome {
         let (node, index) = node_and_device_index(device_handle)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as u64);
@@ -286,20 +286,20 @@ exports! { "nvml" =>
     }
 
     /// The power grows with the device's load.
-    fn nvmlDeviceGetPowerUsage(_call, device_handle: u64, milliwatts: Out<u32>) -> Outcome {
+    fn nvmlDeviceGetPowerUsage(_call, device_handle: u64, milliwatts: OutArgument<u32>) -> Outcome {
         let (node, index) = node_and_device_index(device_handle)?;
         let above_idle = device_load(&node, index) * f64::from(FULL_LOAD_POWER_MILLIWATTS);
         Ok(milliwatts.set(IDLE_POWER_MILLIWATTS + above_idle as u32)?)
     }
 
-    fn nvmlDeviceGetEnforcedPowerLimit(_call, device_handle: u64, milliwatts: Out<u32>) -> Outcome {
+    fn nvmlDeviceGetEnforcedPowerLimit(_call, device_handle: u64, milliwatts: OutArgument<u32>) -> Outcome {
         node_and_device_index(device_handle)?;
         Ok(milliwatts.set(IDLE_POWER_MILLIWATTS + FULL_LOAD_POWER_MILLIWATTS)?)
     }
 
     /// The temperature grows with the device's load.
     fn nvmlDeviceGetTemperature(
-        _call, device_handle: u64, sensor: i32, degrees: Out<u32>,
+        _call, device_handle: u64, sensor: i32, degrees: OutArgument<u32>,
     ) -> Outcome {
         let (node, index) = node_and_device_index(device_handle)?;
         if sensor != 0 {
@@ -310,21 +310,21 @@ exports! { "nvml" =>
     }
 
     fn nvmlDeviceGetClockInfo(
-        _call, device_handle: u64, kind: i32, megahertz: Out<u32>,
+        _call, device_handle: u64, kind: i32, megahertz: OutArgument<u32>,
     ) -> Outcome {
         node_and_device_index(device_handle)?;
         Ok(megahertz.set(clock_mhz(kind)?)?)
     }
 
     fn nvmlDeviceGetMaxClockInfo(
-        _call, device_handle: u64, kind: i32, megahertz: Out<u32>,
+        _call, device_handle: u64, kind: i32, megahertz: OutArgument<u32>,
     ) -> Outcome {
         node_and_device_index(device_handle)?;
         Ok(megahertz.set(clock_mhz(kind)?)?)
     }
 
     fn nvmlDeviceGetCudaComputeCapability(
-        _call, device_handle: u64, major: Out<i32>, minor: Out<i32>,
+        _call, device_handle: u64, major: OutArgument<i32>, minor: OutArgument<i32>,
     ) -> Outcome {
         node_and_device_index(device_handle)?;
         major.set(facts::COMPUTE_CAPABILITY.0)?;
@@ -336,7 +336,7 @@ exports! { "nvml" =>
         Err(NvmlError::NotSupported)
     }
 
-    fn nvmlDeviceIsMigDeviceHandle(_call, device_handle: u64, is_mig: Out<u32>) -> Outcome {
+    fn nvmlDeviceIsMigDeviceHandle(_call, device_handle: u64, is_mig: OutArgument<u32>) -> Outcome {
         node_and_device_index(device_handle)?;
         Ok(is_mig.set(0)?)
     }

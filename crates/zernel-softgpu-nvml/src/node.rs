@@ -9,14 +9,14 @@ use crate::status::NvmlError;
 
 /// The handle of the first device; other handles follow. The number is large, so that null and invalid handles are
 /// noticed.
-const FIRST_HANDLE: u64 = 0x6e76_6d6c_0000;
+const FIRST_DEVICE_HANDLE: u64 = 0x6e76_6d6c_0000;
 
 static LIBRARY_STATE: Mutex<LibraryState> = Mutex::new(LibraryState {
     init_count: 0,
     node: None,
 });
 
-static REGISTER_AT_EXIT: Once = Once::new();
+static REGISTER_LEAVE_AT_EXIT: Once = Once::new();
 
 struct LibraryState {
     init_count: usize,
@@ -42,7 +42,7 @@ pub(crate) fn initialise_library() -> Result<(), NvmlError> {
             NvmlError::OperatingSystem
         })?;
         state.node = Some(node);
-        REGISTER_AT_EXIT.call_once(|| process::at_exit(leave_node));
+        REGISTER_LEAVE_AT_EXIT.call_once(|| process::at_exit(leave_node));
     }
     state.init_count += 1;
     Ok(())
@@ -69,13 +69,13 @@ pub(crate) fn open_node() -> Result<Arc<Node>, NvmlError> {
 
 /// The handle of the device with this index.
 pub(crate) fn handle_of_device(index: usize) -> u64 {
-    FIRST_HANDLE + index as u64
+    FIRST_DEVICE_HANDLE + index as u64
 }
 
 /// The opened node, and the index of the device that a handle refers to.
 pub(crate) fn node_and_device_index(handle: u64) -> Result<(Arc<Node>, usize), NvmlError> {
     let node = open_node()?;
-    let index = handle.wrapping_sub(FIRST_HANDLE) as usize;
+    let index = handle.wrapping_sub(FIRST_DEVICE_HANDLE) as usize;
     match index < node.device_count() {
         true => Ok((node, index)),
         false => Err(NvmlError::InvalidArgument),

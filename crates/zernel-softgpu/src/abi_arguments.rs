@@ -13,19 +13,19 @@ pub struct NullPointer;
 /// An output argument: the place in the caller's memory where the function stores a result.
 #[derive(Debug)]
 #[repr(transparent)]
-pub struct Out<T>(*mut T);
+pub struct OutArgument<T>(*mut T);
 
 // SAFETY: the C caller must not use the place of a result before it is stored, and any thread may store it.
-unsafe impl<T: Send> Send for Out<T> {}
+unsafe impl<T: Send> Send for OutArgument<T> {}
 
-impl<T> Out<T> {
+impl<T> OutArgument<T> {
     /// Stores `value` at the caller's place; an error if the pointer is null.
     pub fn set(&self, value: T) -> Result<(), NullPointer> {
         self.set_at(0, value)
     }
 
     /// Stores `value` if the caller passed a place for it.
-    pub fn set_if_wanted(&self, value: T) {
+    pub fn set_unless_null(&self, value: T) {
         // A null pointer means that the caller does not want the value.
         let _ = self.set(value);
     }
@@ -47,14 +47,14 @@ impl<T> Out<T> {
     }
 }
 
-impl<T: Copy> Out<T> {
+impl<T: Copy> OutArgument<T> {
     /// Reads the value that the caller stored at this place, for an argument that is both input and output.
     pub fn get(&self) -> Result<T, NullPointer> {
-        In(self.0.cast_const()).get()
+        InArgument(self.0.cast_const()).get()
     }
 }
 
-impl Out<c_char> {
+impl OutArgument<c_char> {
     /// Stores `text` and a terminating zero in a buffer of `capacity` bytes. A longer text is truncated.
     /// Returns whether the whole text fitted.
     pub fn set_text(&self, text: &str, capacity: usize) -> Result<bool, NullPointer> {
@@ -72,16 +72,16 @@ impl Out<c_char> {
 /// An input argument: a pointer to one value, or to the first value of an array.
 #[derive(Debug)]
 #[repr(transparent)]
-pub struct In<T>(*const T);
+pub struct InArgument<T>(*const T);
 
-impl<T> Clone for In<T> {
+impl<T> Clone for InArgument<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<T> Copy for In<T> {}
+impl<T> Copy for InArgument<T> {}
 
-impl<T: Copy> In<T> {
+impl<T: Copy> InArgument<T> {
     /// Wraps a pointer that was found inside another argument.
     ///
     /// # Safety
@@ -108,8 +108,8 @@ impl<T: Copy> In<T> {
 
     /// The same address as a pointer to a value of type `U`.
     #[must_use]
-    pub fn cast<U>(self) -> In<U> {
-        In(self.0.cast())
+    pub fn cast<U>(self) -> InArgument<U> {
+        InArgument(self.0.cast())
     }
 
     /// Whether the C caller passed null.
@@ -128,9 +128,9 @@ impl<T: Copy> In<T> {
 /// An input argument that is a zero-terminated string.
 #[derive(Debug)]
 #[repr(transparent)]
-pub struct Text(*const c_char);
+pub struct TextArgument(*const c_char);
 
-impl Text {
+impl TextArgument {
     /// Copies the string; bytes that are not UTF-8 are replaced.
     pub fn get(&self) -> Result<String, NullPointer> {
         if self.0.is_null() {

@@ -8,12 +8,13 @@ use crate::clock;
 /// Length of the time over which utilization is computed.
 const UTILIZATION_WINDOW_NS: u64 = 500_000_000;
 /// Least time between two kept past states; together the past states reach back further than [`UTILIZATION_WINDOW_NS`].
-const MIN_STATE_SPACING_NS: u64 = 1 << 26;
-const MAX_PAST_STATES: usize = 16;
-const STATE_WORDS: usize = 3;
+const MIN_PAST_STATE_INTERVAL_NS: u64 = 1 << 26;
+const MAX_PAST_BUSY_STATES: usize = 16;
+const BUSY_STATE_WORDS: usize = 3;
 
 /// Number of words of a busy meter: the current state, the number of past states, and the past states.
-pub(crate) const BUSY_WORDS: usize = STATE_WORDS + 1 + MAX_PAST_STATES * STATE_WORDS;
+pub(crate) const BUSY_METER_WORDS: usize =
+    BUSY_STATE_WORDS + 1 + MAX_PAST_BUSY_STATES * BUSY_STATE_WORDS;
 
 /// The busy time of one process on one device, in shared memory. One thread at a time writes it, any process reads it.
 #[derive(Clone, Copy)]
@@ -58,29 +59,30 @@ impl BusyState {
 
 impl<'a> BusyMeter<'a> {
     fn current_state_words(self) -> &'a [AtomicU64] {
-        &self.0[..STATE_WORDS]
+        &self.0[..BUSY_STATE_WORDS]
     }
 
     fn past_state_count(self) -> &'a AtomicU64 {
-        &self.0[STATE_WORDS]
+        &self.0[BUSY_STATE_WORDS]
     }
 
     fn past_state(self, number: u64) -> &'a [AtomicU64] {
-        let start = STATE_WORDS + 1 + number as usize % MAX_PAST_STATES * STATE_WORDS;
-        &self.0[start..start + STATE_WORDS]
+        let start =
+            BUSY_STATE_WORDS + 1 + number as usize % MAX_PAST_BUSY_STATES * BUSY_STATE_WORDS;
+        &self.0[start..start + BUSY_STATE_WORDS]
     }
 
     pub(crate) fn add_busy_time(self, start: u64, end: u64) {
-        self.add_at(clock::now_ns(), start, end);
+        self.add_busy_time_at(clock::now_ns(), start, end);
     }
 
-    fn add_at(self, now: u64, start: u64, end: u64) {
+    fn add_busy_time_at(self, now: u64, start: u64, end: u64) {
         let mut state = BusyState::load(self.current_state_words());
         let recorded = self.past_state_count().load(Relaxed);
         let last = recorded
             .checked_sub(1)
             .map_or(0, |last| BusyState::load(self.past_state(last)).changed_at);
-        if now >= last + MIN_STATE_SPACING_NS {
+        if now >= last + MIN_PAST_STATE_INTERVAL_NS {
             BusyState {
                 changed_at: now,
                 ..state
@@ -95,23 +97,23 @@ impl<'a> BusyMeter<'a> {
     /// The share (0 to 1) of the last [`UTILIZATION_WINDOW_NS`] before `now` in which the device was busy.
     pub(crate) fn utilization(self, now: u64) -> f64 {
         let begin = now.saturating_sub(UTILIZATION_WINDOW_NS);
-        let (begin, busy_before) = self.busy_before(begin);
+        let (begin, busy_time_known_before) = self.busy_time_known_before(begin);
         let busy = BusyState::load(self.current_state_words())
             .busy_until(now)
-            .saturating_sub(busy_before);
+            .saturating_sub(busy_time_known_before);
         (busy as f64 / (now - begin).max(1) as f64).min(1.0)
     }
 
     /// The last moment at or before `time` at which the busy time is known exactly, and the busy time at that moment.
     ///
     /// A past state is exact at its own time. At later times it stays exact until the next past state, except during
-    /// the first [`MIN_STATE_SPACING_NS`], in which changes are not recorded.
-    fn busy_before(self, time: u64) -> (u64, u64) {
+    /// the first [`MIN_PAST_STATE_INTERVAL_NS`], in which changes are not recorded.
+    fn busy_time_known_before(self, time: u64) -> (u64, u64) {
         let recorded = self.past_state_count().load(Relaxed);
         let mut later = BusyState::load(self.current_state_words());
-        for number in (recorded.saturating_sub(MAX_PAST_STATES as u64)..recorded).rev() {
+        for number in (recorded.saturating_sub(MAX_PAST_BUSY_STATES as u64)..recorded).rev() {
             let past = BusyState::load(self.past_state(number));
-            if past.changed_at + MIN_STATE_SPACING_NS <= time {
+            if past.changed_at + MIN_PAST_STATE_INTERVAL_NS <= time {
                 return (time, later.busy_until(time));
             }
             if past.changed_at <= time {
@@ -127,10 +129,10 @@ impl<'a> BusyMeter<'a> {
 mod tests {
     use super::*;
 
-    const MS: u64 = 1_000_000;
+    const MILLISECOND_NS: u64 = 1_000_000;
 
     fn new_meter_words() -> Vec<AtomicU64> {
-        (0..BUSY_WORDS).map(|_| AtomicU64::new(0)).collect()
+        (0..BUSY_METER_WORDS).map(|_| AtomicU64::new(0)).collect()
     }
 
     fn utilization_percent(words: &[AtomicU64], now: u64) -> u32 {
@@ -138,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn steady_load_shows_its_share_at_any_moment() {
+    fn utilization_of_steady_load_is_its_share() {
         let words = new_meter_words();
         for step in 100..400 {
-            let now = step * 10 * MS;
-            BusyMeter(&words).add_at(now, now, now + 4 * MS);
+            let now = step * 10 * MILLISECOND_NS;
+            BusyMeter(&words).add_busy_time_at(now, now, now + 4 * MILLISECOND_NS);
             if step > 200 {
                 assert!(
-                    (39..=41).contains(&utilization_percent(&words, now + 7 * MS)),
+                    (39..=41).contains(&utilization_percent(&words, now + 7 * MILLISECOND_NS)),
                     "step {step}"
                 );
             }
@@ -153,31 +155,46 @@ mod tests {
     }
 
     #[test]
-    fn work_queued_far_ahead_counts_when_its_time_comes() {
+    fn queued_work_counts_only_while_it_runs() {
         let words = new_meter_words();
-        let now = 10_000 * MS;
-        BusyMeter(&words).add_at(now, now + 1000 * MS, now + 3000 * MS);
-        assert_eq!(utilization_percent(&words, now + 500 * MS), 0);
-        assert_eq!(utilization_percent(&words, now + 1250 * MS), 50);
-        assert_eq!(utilization_percent(&words, now + 2500 * MS), 100);
-        assert_eq!(utilization_percent(&words, now + 9000 * MS), 0);
+        let now = 10_000 * MILLISECOND_NS;
+        BusyMeter(&words).add_busy_time_at(
+            now,
+            now + 1000 * MILLISECOND_NS,
+            now + 3000 * MILLISECOND_NS,
+        );
+        assert_eq!(utilization_percent(&words, now + 500 * MILLISECOND_NS), 0);
+        assert_eq!(utilization_percent(&words, now + 1250 * MILLISECOND_NS), 50);
+        assert_eq!(
+            utilization_percent(&words, now + 2500 * MILLISECOND_NS),
+            100
+        );
+        assert_eq!(utilization_percent(&words, now + 9000 * MILLISECOND_NS), 0);
     }
 
     #[test]
-    fn overlapping_work_counts_once() {
+    fn overlapping_work_is_busy_once() {
         let words = new_meter_words();
-        let now = 10_000 * MS;
+        let now = 10_000 * MILLISECOND_NS;
         for _ in 0..4 {
-            BusyMeter(&words).add_at(now, now, now + 250 * MS);
+            BusyMeter(&words).add_busy_time_at(now, now, now + 250 * MILLISECOND_NS);
         }
-        assert_eq!(utilization_percent(&words, now + 500 * MS), 50);
+        assert_eq!(utilization_percent(&words, now + 500 * MILLISECOND_NS), 50);
     }
 
     #[test]
-    fn load_after_a_long_idle_time_is_not_spread_over_it() {
+    fn utilization_window_excludes_earlier_idle_time() {
         let words = new_meter_words();
-        BusyMeter(&words).add_at(1000 * MS, 1000 * MS, 1100 * MS);
-        BusyMeter(&words).add_at(60_000 * MS, 60_000 * MS, 60_250 * MS);
-        assert_eq!(utilization_percent(&words, 60_300 * MS), 50);
+        BusyMeter(&words).add_busy_time_at(
+            1000 * MILLISECOND_NS,
+            1000 * MILLISECOND_NS,
+            1100 * MILLISECOND_NS,
+        );
+        BusyMeter(&words).add_busy_time_at(
+            60_000 * MILLISECOND_NS,
+            60_000 * MILLISECOND_NS,
+            60_250 * MILLISECOND_NS,
+        );
+        assert_eq!(utilization_percent(&words, 60_300 * MILLISECOND_NS), 50);
     }
 }

@@ -54,7 +54,7 @@ fn sleep_until(deadline: u64) {
 
 /// The nanoseconds that a transfer of `bytes` takes at `bytes_per_second`.
 #[must_use]
-pub fn transfer_time(bytes: u64, bytes_per_second: u64) -> u64 {
+pub fn transfer_time_ns(bytes: u64, bytes_per_second: u64) -> u64 {
     let time = u128::from(bytes) * u128::from(NANOSECONDS_PER_SECOND)
         / u128::from(bytes_per_second.max(1));
     u64::try_from(time).unwrap_or(u64::MAX / 4)

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::clock::transfer_time;
+use crate::clock::transfer_time_ns;
 use crate::config;
 use crate::node::NodeMembership;
 
@@ -154,14 +154,14 @@ impl Device {
 
     /// Duration of a copy of `bytes` between host and device, in nanoseconds.
     #[must_use]
-    pub fn copy_time(&self, bytes: u64) -> u64 {
-        transfer_time(bytes, self.bandwidth.copy)
+    pub fn copy_time_ns(&self, bytes: u64) -> u64 {
+        transfer_time_ns(bytes, self.bandwidth.copy)
     }
 
     /// Duration of reading or writing `bytes` of device memory, in nanoseconds.
     #[must_use]
-    pub fn device_memory_time(&self, bytes: u64) -> u64 {
-        transfer_time(bytes, self.bandwidth.memory)
+    pub fn device_memory_time_ns(&self, bytes: u64) -> u64 {
+        transfer_time_ns(bytes, self.bandwidth.memory)
     }
 }
 
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_spelled_as_the_real_ones() {
+    fn pci_bus_ids_and_uuids_have_real_format() {
         assert_eq!(pci_bus_id(9), "0000:0A:00.0");
         assert_eq!(uuid_text(1), "GPU-7a65726e-656c-2d73-6f66-746770750001");
     }

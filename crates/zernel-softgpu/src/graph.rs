@@ -26,8 +26,8 @@ pub struct Graph {
 impl Graph {
     /// Whether the end of the graph is known as soon as its start is known.
     #[must_use]
-    pub fn is_immediate(&self) -> bool {
-        self.nodes.iter().all(|node| node.work.is_immediate())
+    pub fn has_known_duration(&self) -> bool {
+        self.nodes.iter().all(|node| node.work.has_known_duration())
     }
 
     /// Runs all nodes with `execute`, the first at the time `start`, and returns the end time of the last.
@@ -96,7 +96,7 @@ impl CapturePoint {
     }
 
     /// Moves the position so that it comes after `other` too.
-    pub fn join_after(&mut self, other: &Self) {
+    pub fn add_predecessors_of(&mut self, other: &Self) {
         let new = other
             .last_nodes
             .iter()
@@ -107,7 +107,7 @@ impl CapturePoint {
 
     /// Whether every node of the capture comes before this position.
     #[must_use]
-    pub fn is_after_everything(&self) -> bool {
+    pub fn is_after_all_nodes(&self) -> bool {
         let graph = self.capture.lock_graph();
         let mut before = vec![false; graph.nodes.len()];
         self.last_nodes

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rewritten_stub_jumps_to_the_same_place() {
+    fn rewritten_stub_has_prologue_and_same_jump_target() {
         for prologue in Prologue::ALL {
             let mut stub = [0xcc; STUB_BYTES];
             stub[..7].copy_from_slice(&[0x55, 0x5d, 0xe9, 100, 0, 0, 0]);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn code_that_is_no_stub_is_unchanged() {
+    fn code_without_stub_is_not_rewritten() {
         let mut other = [0x90; STUB_BYTES];
         assert!(rewrite_stub(&mut other, Prologue::Mov).is_none());
         assert_eq!(other, [0x90; STUB_BYTES]);

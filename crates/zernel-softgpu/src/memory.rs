@@ -114,7 +114,7 @@ impl AddressSpace {
 
     /// Adds a range of memory that was allocated elsewhere. Returns false if part of it is already known.
     #[must_use]
-    pub fn adopt_range(
+    pub fn add_foreign_range(
         &self,
         device: &Arc<Device>,
         context: u64,

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::busy_meter::{BUSY_WORDS, BusyMeter};
+use crate::busy_meter::{BUSY_METER_WORDS, BusyMeter};
 use crate::config;
 use crate::process::ProcessIdentity;
 use crate::shared_memory::SharedMemory;
@@ -33,7 +33,7 @@ const USED_SLOTS_WORD: usize = 3;
 
 /// Number of words at the start of a slot: pid and start time of the process. The words of each device follow.
 const SLOT_HEADER_WORDS: usize = 2;
-const DEVICE_WORDS: usize = 2 + BUSY_WORDS;
+const DEVICE_WORDS: usize = 2 + BUSY_METER_WORDS;
 const SLOT_WORDS: usize = SLOT_HEADER_WORDS + MAX_DEVICES * DEVICE_WORDS;
 const NODE_FILE_BYTES: usize = (FILE_HEADER_WORDS + MAX_PROCESSES * SLOT_WORDS) * 8;
 
@@ -61,7 +61,7 @@ impl Drop for NodeLock<'_> {
 
 /// How much of a device one process uses.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ProcessUse {
+pub struct DeviceUseOfProcess {
     /// Pid of the process.
     pub pid: u32,
     /// Bytes of the device's memory that the process holds.
@@ -123,7 +123,7 @@ impl Node {
         let memory = SharedMemory::map(&file, NODE_FILE_BYTES)?;
         let words = memory.words();
         if words[MAGIC_WORD].load(Acquire) != NODE_FILE_MAGIC
-            || !used_slots(words).any(|slot| slot.is_alive())
+            || !used_process_slots(words).any(|slot| slot.is_alive())
         {
             initialize_words(words, hardware);
         }
@@ -161,7 +161,7 @@ impl Node {
     /// Bytes of the device's memory that are in use, by all processes.
     #[must_use]
     pub fn memory_in_use(&self, device: usize) -> u64 {
-        let alive = used_slots(self.state_words()).filter(ProcessSlot::is_alive);
+        let alive = used_process_slots(self.state_words()).filter(ProcessSlot::is_alive);
         alive
             .map(|slot| slot.device_words(device).reserved_bytes().load(Relaxed))
             .sum()
@@ -169,10 +169,10 @@ impl Node {
 
     /// The processes that have a context or memory on the device.
     #[must_use]
-    pub fn processes_using(&self, device: usize) -> Vec<ProcessUse> {
-        used_slots(self.state_words())
+    pub fn processes_using(&self, device: usize) -> Vec<DeviceUseOfProcess> {
+        used_process_slots(self.state_words())
             .filter(ProcessSlot::is_alive)
-            .filter_map(|slot| slot.process_use(device))
+            .filter_map(|slot| slot.use_of_device(device))
             .collect()
     }
 
@@ -185,14 +185,15 @@ impl Node {
         let _lock = self.lock_state();
         // The process may own a slot from before an exec. That program no longer uses any device, so its slot is
         // cleared.
-        let before_exec = used_slots(self.state_words()).filter(|slot| slot.identity() == own);
+        let before_exec =
+            used_process_slots(self.state_words()).filter(|slot| slot.identity() == own);
         before_exec.for_each(|slot| slot.clear_slot());
-        let free = used_slots(self.state_words()).position(|slot| !slot.is_alive());
+        let free = used_process_slots(self.state_words()).position(|slot| !slot.is_alive());
         let index = match free {
             Some(index) => index,
-            None => self.new_slot()?,
+            None => self.claim_process_slot()?,
         };
-        let slot = slot_at(self.state_words(), index);
+        let slot = process_slot_at(self.state_words(), index);
         slot.clear_slot();
         slot.0[1].store(own.start_time, Relaxed);
         slot.0[0].store(u64::from(own.pid), Release);
@@ -203,7 +204,7 @@ impl Node {
         })
     }
 
-    fn new_slot(&self) -> io::Result<usize> {
+    fn claim_process_slot(&self) -> io::Result<usize> {
         let slots = self.state_words()[USED_SLOTS_WORD].load(Relaxed) as usize;
         if slots == MAX_PROCESSES {
             let problem = format!("{MAX_PROCESSES} processes already use the simulated node");
@@ -227,7 +228,7 @@ impl Node {
     }
 
     fn reserved_memory(&self, device: usize) -> u64 {
-        used_slots(self.state_words())
+        used_process_slots(self.state_words())
             .map(|slot| slot.device_words(device).reserved_bytes().load(Relaxed))
             .sum()
     }
@@ -243,7 +244,7 @@ fn lock_file(file: &File) -> io::Result<()> {
 }
 
 fn initialize_words(words: &[AtomicU64], hardware: NodeHardware) {
-    used_slots(words).for_each(|slot| slot.clear_slot());
+    used_process_slots(words).for_each(|slot| slot.clear_slot());
     words[USED_SLOTS_WORD].store(0, Release);
     let devices = hardware.devices.clamp(1, MAX_DEVICES);
     words[DEVICES_WORD].store(devices as u64, Relaxed);
@@ -251,13 +252,13 @@ fn initialize_words(words: &[AtomicU64], hardware: NodeHardware) {
     words[MAGIC_WORD].store(NODE_FILE_MAGIC, Release);
 }
 
-fn used_slots(words: &[AtomicU64]) -> impl Iterator<Item = ProcessSlot<'_>> {
+fn used_process_slots(words: &[AtomicU64]) -> impl Iterator<Item = ProcessSlot<'_>> {
     let used = words[USED_SLOTS_WORD].load(Acquire) as usize;
     let all = words[FILE_HEADER_WORDS..].chunks_exact(SLOT_WORDS);
     all.take(used).map(ProcessSlot)
 }
 
-fn slot_at(words: &[AtomicU64], index: usize) -> ProcessSlot<'_> {
+fn process_slot_at(words: &[AtomicU64], index: usize) -> ProcessSlot<'_> {
     let start = FILE_HEADER_WORDS + index * SLOT_WORDS;
     ProcessSlot(&words[start..start + SLOT_WORDS])
 }
@@ -303,10 +304,10 @@ impl<'a> ProcessSlot<'a> {
         self.0.iter().for_each(|word| word.store(0, Relaxed));
     }
 
-    fn process_use(&self, device: usize) -> Option<ProcessUse> {
+    fn use_of_device(&self, device: usize) -> Option<DeviceUseOfProcess> {
         let words = self.device_words(device);
         let bytes = words.reserved_bytes().load(Relaxed);
-        (bytes > 0 || words.context_count().load(Relaxed) > 0).then(|| ProcessUse {
+        (bytes > 0 || words.context_count().load(Relaxed) > 0).then(|| DeviceUseOfProcess {
             pid: self.0[0].load(Relaxed) as u32,
             bytes,
             utilization: words.busy_meter().utilization(crate::clock::now_ns()),
@@ -330,7 +331,7 @@ impl NodeMembership {
     }
 
     fn own_device_words(&self, device: usize) -> DeviceWords<'_> {
-        slot_at(self.node.state_words(), self.slot).device_words(device)
+        process_slot_at(self.node.state_words(), self.slot).device_words(device)
     }
 
     /// Reserves `bytes` of the device's memory for this process; false if less is free.
@@ -342,7 +343,7 @@ impl NodeMembership {
             total.is_some_and(|total| total <= self.node.memory_per_device())
         };
         if !fits() {
-            used_slots(self.node.state_words())
+            used_process_slots(self.node.state_words())
                 .filter(|slot| !slot.is_alive())
                 .for_each(|slot| slot.clear_slot());
             if !fits() {
@@ -399,7 +400,7 @@ mod tests {
     };
 
     #[test]
-    fn memory_is_shared_by_the_node_and_freed_with_its_owner() {
+    fn node_memory_is_shared_and_freed_at_process_exit() {
         let directory = TestDirectory::new("node-memory");
         let node = Node::open_in(directory.path(), TEST_HARDWARE).unwrap();
         let parent = ProcessIdentity::of_pid(std::os::unix::process::parent_id()).unwrap();
@@ -413,7 +414,7 @@ mod tests {
         assert!(second.reserve_memory(0, 400));
         assert_eq!(node.memory_in_use(0), 1000);
         // The first process now looks as if it had been killed, and its pid given to another process.
-        slot_at(node.state_words(), first.slot).0[1].fetch_add(1, Relaxed);
+        process_slot_at(node.state_words(), first.slot).0[1].fetch_add(1, Relaxed);
         assert_eq!(node.memory_in_use(0), 400);
         assert!(second.reserve_memory(0, 600));
         // The process now looks as if it had run another program.
@@ -423,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_place_of_the_state_leaves_its_target_alone() {
+    fn symlink_as_state_file_is_refused() {
         let directory = TestDirectory::new("node-link");
         let victim = directory.path().join("victim");
         std::fs::write(&victim, "precious").unwrap();
@@ -433,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_in_use_keeps_its_hardware() {
+    fn node_in_use_keeps_device_count_and_memory() {
         let directory = TestDirectory::new("node-hardware");
         let other = NodeHardware {
             devices: 7,
@@ -447,7 +448,7 @@ mod tests {
                 .device_count(),
             2
         );
-        slot_at(node.state_words(), member.slot).clear_slot();
+        process_slot_at(node.state_words(), member.slot).clear_slot();
         assert_eq!(
             Node::open_in(directory.path(), other)
                 .unwrap()

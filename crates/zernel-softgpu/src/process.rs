@@ -81,7 +81,7 @@ fn handler_as_c(handler: extern "C" fn()) -> unsafe extern "C" fn() {
 }
 
 /// Starts a thread that takes no signals, so that the program's handlers run on the program's threads.
-pub fn spawn_quiet_thread(name: &str, body: impl FnOnce() + Send + 'static) {
+pub fn spawn_thread_without_signals(name: &str, body: impl FnOnce() + Send + 'static) {
     let quiet = || {
         // SAFETY: plain libc calls on a local signal set.
         unsafe {
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knows_the_living_from_the_dead_and_the_reused() {
+    fn process_identity_detects_exit_and_pid_reuse() {
         let own = ProcessIdentity::of_this_process();
         assert!(own.is_alive());
         let reused = ProcessIdentity {

@@ -30,12 +30,12 @@ impl<T> Registry<T> {
     /// Adds an object and returns a new handle for it.
     pub fn insert(&self, object: Arc<T>) -> u64 {
         let handle = new_handle();
-        self.insert_as(handle, object);
+        self.insert_with_handle(handle, object);
         handle
     }
 
     /// Adds an object with a handle that [`new_handle`] returned.
-    pub fn insert_as(&self, handle: u64, object: Arc<T>) {
+    pub fn insert_with_handle(&self, handle: u64, object: Arc<T>) {
         self.write().get_or_insert_default().insert(handle, object);
     }
 

@@ -65,7 +65,7 @@ impl SharedMemory {
 
     /// The 32-bit word at `offset` (in bytes), to be used as a futex.
     #[must_use]
-    pub fn half_word(&self, offset: usize) -> &AtomicU32 {
+    pub fn futex_word_at(&self, offset: usize) -> &AtomicU32 {
         let place = self.checked_pointer(offset, 4, 4);
         // SAFETY: inside the mapping and aligned; lives as long as `self`.
         unsafe { AtomicU32::from_ptr(place.cast()) }

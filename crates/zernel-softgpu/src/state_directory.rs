@@ -40,7 +40,7 @@ pub(crate) struct StateDirectory {
     directory: OwnedFd,
     path: PathBuf,
     after_last_process: AfterLastProcess,
-    opener: Pid,
+    opener_pid: Pid,
 }
 
 impl StateDirectory {
@@ -53,7 +53,7 @@ impl StateDirectory {
             directory,
             path,
             after_last_process: afterwards,
-            opener: getpid(),
+            opener_pid: getpid(),
         };
         Ok((entered, file))
     }
@@ -61,7 +61,7 @@ impl StateDirectory {
     /// Leaves the state directory. If no other process uses it, removes its file. Open files stay usable.
     pub(crate) fn leave(&self) {
         // A forked child does not leave: it shares the lock with its parent, and the parent still needs the lock.
-        if getpid() != self.opener {
+        if getpid() != self.opener_pid {
             return;
         }
         // The request for an exclusive lock releases the shared lock first, even if it fails. So of several processes
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_and_its_file_are_closed_to_others() {
+    fn state_directory_and_file_have_private_modes() {
         let test = TestDirectory::new("state-new");
         let path = test.path().join("new");
         let _entered = enter_directory(&path).unwrap();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_behind_a_link_or_open_to_others_is_refused() {
+    fn linked_or_writable_state_directory_is_refused() {
         let test = TestDirectory::new("state-directory");
         let (real, link) = (test.path().join("real"), test.path().join("link"));
         fs::create_dir(&real).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_or_file_of_another_user_is_refused() {
+    fn state_directory_of_other_user_is_refused() {
         let test = TestDirectory::new("state-owner");
         // Only root can change the owner of a file. The tests of other users use a directory of root.
         if !geteuid().is_root() {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_a_link_or_no_plain_file_is_refused() {
+    fn linked_or_special_state_file_is_refused() {
         let test = TestDirectory::new("state-file");
         let (victim, file) = (
             test.path().join("victim"),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_to_leave_removes_the_state() {
+    fn last_process_removes_state_directory() {
         let test = TestDirectory::new("state-leave");
         for (afterwards, is_kept) in [
             (AfterLastProcess::Keep, true),
@@ -250,7 +250,7 @@ mod tests {
     /// Several threads enter and leave the directory at once. While a thread is inside, the name refers to its own
     /// file.
     #[test]
-    fn nobody_is_left_with_a_file_without_a_name() {
+    fn concurrent_enter_and_leave_keep_one_state_file() {
         let test = TestDirectory::new("state-race");
         let path = test.path().join("directory");
         let come_and_go = || {

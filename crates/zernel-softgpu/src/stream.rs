@@ -35,7 +35,7 @@ pub enum StreamRole {
 /// The last known ends of work in a context, by which the legacy default stream and blocking streams wait for each
 /// other.
 #[derive(Debug, Default)]
-pub struct StreamTails {
+pub struct LastEndsByRole {
     legacy: AtomicU64,
     blocking: AtomicU64,
 }
@@ -46,11 +46,11 @@ pub struct Stream {
     handle: u64,
     role: StreamRole,
     device: Arc<Device>,
-    tails: Arc<StreamTails>,
+    last_ends_by_role: Arc<LastEndsByRole>,
     state: Mutex<StreamState>,
     work_arrived: Condvar,
     /// Whether work is queued or running on the stream's thread, so that its end is unknown.
-    deferred: AtomicBool,
+    has_deferred_work: AtomicBool,
     capture: Mutex<Option<CapturePoint>>,
     capturing: AtomicBool,
 }
@@ -77,16 +77,16 @@ impl Stream {
         handle: u64,
         role: StreamRole,
         device: Arc<Device>,
-        tails: Arc<StreamTails>,
+        last_ends_by_role: Arc<LastEndsByRole>,
     ) -> Arc<Self> {
         Arc::new(Self {
             handle,
             role,
             device,
-            tails,
+            last_ends_by_role,
             state: Mutex::default(),
             work_arrived: Condvar::new(),
-            deferred: AtomicBool::new(false),
+            has_deferred_work: AtomicBool::new(false),
             capture: Mutex::new(None),
             capturing: AtomicBool::new(false),
         })
@@ -121,13 +121,15 @@ impl Stream {
 
     fn submit_at(self: &Arc<Self>, now: u64, work: StreamWork, symbol: &'static LoggedSymbol) {
         let mut state = self.lock_state();
-        if !self.is_deferred() && work.is_immediate() {
-            let start = now.max(state.last_end).max(self.earliest_start());
+        if !self.is_deferred() && work.has_known_duration() {
+            let start = now
+                .max(state.last_end)
+                .max(self.earliest_start_by_legacy_rules());
             let end = self.execute_work(&work, symbol, start);
-            self.advance_tails(&mut state, end);
+            self.store_last_end(&mut state, end);
             return;
         }
-        self.deferred.store(true, Release);
+        self.has_deferred_work.store(true, Release);
         state.queue.push_back(QueuedWork {
             work,
             symbol,
@@ -138,19 +140,19 @@ impl Stream {
     }
 
     /// The earliest time at which work may start by the rules of the legacy default stream.
-    fn earliest_start(&self) -> u64 {
+    fn earliest_start_by_legacy_rules(&self) -> u64 {
         match self.role {
-            StreamRole::Legacy => self.tails.blocking.load(Acquire),
-            StreamRole::Blocking => self.tails.legacy.load(Acquire),
+            StreamRole::Legacy => self.last_ends_by_role.blocking.load(Acquire),
+            StreamRole::Blocking => self.last_ends_by_role.legacy.load(Acquire),
             StreamRole::NonBlocking => 0,
         }
     }
 
-    fn advance_tails(&self, state: &mut StreamState, end: u64) {
+    fn store_last_end(&self, state: &mut StreamState, end: u64) {
         state.last_end = end;
         match self.role {
-            StreamRole::Legacy => self.tails.legacy.fetch_max(end, Release),
-            StreamRole::Blocking => self.tails.blocking.fetch_max(end, Release),
+            StreamRole::Legacy => self.last_ends_by_role.legacy.fetch_max(end, Release),
+            StreamRole::Blocking => self.last_ends_by_role.blocking.fetch_max(end, Release),
             StreamRole::NonBlocking => 0,
         };
     }
@@ -180,7 +182,7 @@ impl Stream {
             return;
         }
         let stream = Arc::clone(self);
-        process::spawn_quiet_thread("softgpu-stream", move || stream.run_queue());
+        process::spawn_thread_without_signals("softgpu-stream", move || stream.run_queue());
         state.has_thread = true;
     }
 
@@ -188,10 +190,13 @@ impl Stream {
     fn run_queue(self: Arc<Self>) {
         while let Some(queued) = self.next_queued() {
             let tail = self.lock_state().last_end;
-            let start = queued.submitted.max(tail).max(self.earliest_start());
+            let start = queued
+                .submitted
+                .max(tail)
+                .max(self.earliest_start_by_legacy_rules());
             let end = self.execute_work(&queued.work, queued.symbol, start);
             drop(queued);
-            self.advance_tails(&mut self.lock_state(), end);
+            self.store_last_end(&mut self.lock_state(), end);
         }
     }
 
@@ -201,7 +206,7 @@ impl Stream {
             if let Some(queued) = state.queue.pop_front() {
                 return Some(queued);
             }
-            self.deferred.store(false, Release);
+            self.has_deferred_work.store(false, Release);
             if state.is_closed {
                 return None;
             }
@@ -215,7 +220,7 @@ impl Stream {
     /// Whether the end of some work in the stream is not known yet.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
-        self.deferred.load(Acquire)
+        self.has_deferred_work.load(Acquire)
     }
 
     /// Whether the device has done all work of the stream.
@@ -243,21 +248,24 @@ impl Stream {
     /// blocking stream without work does not wait for the legacy stream.
     fn last_end(&self, state: &StreamState) -> u64 {
         match self.role {
-            StreamRole::Legacy => state.last_end.max(self.earliest_start()),
+            StreamRole::Legacy => state.last_end.max(self.earliest_start_by_legacy_rules()),
             StreamRole::Blocking | StreamRole::NonBlocking => state.last_end,
         }
     }
 
     /// Adds a marker to the stream, and returns the completion of all work submitted before it.
     #[must_use]
-    pub fn submit_marker(self: &Arc<Self>, symbol: &'static LoggedSymbol) -> Arc<Completion> {
+    pub fn submit_completion_marker(
+        self: &Arc<Self>,
+        symbol: &'static LoggedSymbol,
+    ) -> Arc<Completion> {
         let state = self.lock_state();
         if !self.is_deferred() {
             return Completion::with_end(self.last_end(&state));
         }
         drop(state);
         let completion = Completion::with_unknown_end();
-        self.submit(StreamWork::Mark(Arc::clone(&completion)), symbol);
+        self.submit(StreamWork::SetCompletion(Arc::clone(&completion)), symbol);
         completion
     }
 
@@ -290,7 +298,7 @@ mod tests {
     struct TestStreams {
         _directory: TestDirectory,
         device: Arc<Device>,
-        tails: Arc<StreamTails>,
+        last_ends_by_role: Arc<LastEndsByRole>,
     }
 
     impl TestStreams {
@@ -304,12 +312,17 @@ mod tests {
             Self {
                 _directory: directory,
                 device: Arc::new(Device::new(0, Arc::new(node.register_process().unwrap()))),
-                tails: Arc::default(),
+                last_ends_by_role: Arc::default(),
             }
         }
 
         fn stream(&self, role: StreamRole) -> Arc<Stream> {
-            Stream::new(9, role, Arc::clone(&self.device), Arc::clone(&self.tails))
+            Stream::new(
+                9,
+                role,
+                Arc::clone(&self.device),
+                Arc::clone(&self.last_ends_by_role),
+            )
         }
     }
 
@@ -319,12 +332,16 @@ mod tests {
 
     fn submit_marker_at(stream: &Arc<Stream>, now: u64) -> Arc<Completion> {
         let completion = Completion::with_unknown_end();
-        stream.submit_at(now, StreamWork::Mark(Arc::clone(&completion)), &SYMBOL);
+        stream.submit_at(
+            now,
+            StreamWork::SetCompletion(Arc::clone(&completion)),
+            &SYMBOL,
+        );
         completion
     }
 
     #[test]
-    fn work_starts_when_submitted_or_when_the_work_before_ends() {
+    fn work_starts_at_submission_or_end_of_previous_work() {
         let stream = TestStreams::new("stream-order").stream(StreamRole::NonBlocking);
         submit_kernel(&stream, 100, 50);
         assert_eq!(submit_marker_at(&stream, 101).known_end(), Some(150));
@@ -346,7 +363,7 @@ mod tests {
         assert_eq!(submit_marker_at(&second, 110).known_end(), Some(130));
         second.submit_at(
             120,
-            StreamWork::Wait(submit_marker_at(&first, 115)),
+            StreamWork::WaitForCompletion(submit_marker_at(&first, 115)),
             &SYMBOL,
         );
         submit_kernel(&second, 121, 5);
@@ -375,19 +392,19 @@ mod tests {
         assert_eq!(submit_marker_at(&free, 104).known_end(), Some(5100));
         let idle = bench.stream(StreamRole::Blocking);
         assert_eq!(
-            idle.submit_marker(&SYMBOL).known_end(),
+            idle.submit_completion_marker(&SYMBOL).known_end(),
             Some(0),
             "nothing to wait for"
         );
         assert_eq!(
-            legacy.submit_marker(&SYMBOL).known_end(),
+            legacy.submit_completion_marker(&SYMBOL).known_end(),
             Some(211),
             "waits for the blocking streams"
         );
     }
 
     #[test]
-    fn work_after_work_of_unknown_length_waits_for_it() {
+    fn work_waits_for_earlier_work_of_unknown_length() {
         extern "C" fn sleep_20_ms(_: *mut std::ffi::c_void) {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }

@@ -138,9 +138,9 @@ pub enum StreamWork {
     /// A call of a function of the driver.
     Action(StreamAction),
     /// A wait for the end of work in another stream.
-    Wait(Arc<Completion>),
+    WaitForCompletion(Arc<Completion>),
     /// A marker that sets the end of a completion when all earlier work in the stream is done.
-    Mark(Arc<Completion>),
+    SetCompletion(Arc<Completion>),
     /// A launch of a whole graph.
     Graph(Arc<Graph>),
 }
@@ -154,8 +154,8 @@ impl std::fmt::Debug for StreamWork {
             Self::Host(_) => "Host",
             Self::External { .. } => "External",
             Self::Action(_) => "Action",
-            Self::Wait(_) => "Wait",
-            Self::Mark(_) => "Mark",
+            Self::WaitForCompletion(_) => "Wait",
+            Self::SetCompletion(_) => "Mark",
             Self::Graph(_) => "Graph",
         })
     }
@@ -165,11 +165,11 @@ impl StreamWork {
     /// Whether the end of the work is known as soon as its start is known. If not, a thread of the stream has to run
     /// the work.
     #[must_use]
-    pub fn is_immediate(&self) -> bool {
+    pub fn has_known_duration(&self) -> bool {
         match self {
             Self::Host(_) | Self::External { .. } => false,
-            Self::Wait(completion) => completion.known_end().is_some(),
-            Self::Graph(graph) => graph.is_immediate(),
+            Self::WaitForCompletion(completion) => completion.known_end().is_some(),
+            Self::Graph(graph) => graph.has_known_duration(),
             _ => true,
         }
     }
@@ -216,10 +216,10 @@ impl StreamWork {
                 action();
                 start
             }
-            Self::Wait(completion) => completion
+            Self::WaitForCompletion(completion) => completion
                 .wait_until_end_is_known(WaitMethod::Block)
                 .max(start),
-            Self::Mark(completion) => {
+            Self::SetCompletion(completion) => {
                 completion.set_end(start);
                 start
             }

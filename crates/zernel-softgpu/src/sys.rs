@@ -8,7 +8,7 @@ use std::{io, slice};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// Maps `bytes` bytes of `file` from `offset` on as shared 64-bit words, for the rest of the process's life.
-pub(crate) fn map_words(
+pub(crate) fn map_file_as_words(
     file: impl AsFd,
     offset: u64,
     bytes: usize,

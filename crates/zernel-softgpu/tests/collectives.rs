@@ -9,34 +9,39 @@ use zernel_softgpu::config;
 use zernel_softgpu::truth::{LoggedEventKind, TruthLog};
 
 #[test]
-fn data_goes_where_it_belongs() {
-    const TEST: &str = "data_goes_where_it_belongs";
+fn collectives_move_data_to_right_ranks() {
+    const TEST: &str = "collectives_move_data_to_right_ranks";
     const RANKS: usize = 4;
     // Number of elements: larger than a chunk, and no multiple of a chunk.
-    const COUNT: usize = 1_500_001;
+    const ELEMENT_COUNT: usize = 1_500_001;
     if role_of_process().is_none() {
         return Stage::new(TEST).run_roles(RANKS);
     }
     let rank = RankProcess::join(RANKS);
     let (nccl, communicator, stream) = (&rank.nccl, rank.communicator, rank.stream);
     let value = |rank: usize, index: usize| (rank * 10_000_000 + index) as u32;
-    let own: Vec<u32> = (0..COUNT).map(|index| value(rank.rank, index)).collect();
+    let own: Vec<u32> = (0..ELEMENT_COUNT)
+        .map(|index| value(rank.rank, index))
+        .collect();
     let send = rank.upload(&own);
 
-    let receive = rank.program.allocate_memory(4 * COUNT * RANKS);
+    let receive = rank.program.allocate_memory(4 * ELEMENT_COUNT * RANKS);
     assert_success((nccl.ncclAllGather)(
         send,
         receive,
-        COUNT,
+        ELEMENT_COUNT,
         NCCL_INT32,
         communicator,
         stream,
     ));
     rank.synchronize();
-    let gathered: Vec<u32> = rank.program.download(receive, COUNT * RANKS);
+    let gathered: Vec<u32> = rank.program.download(receive, ELEMENT_COUNT * RANKS);
     for from in 0..RANKS {
-        assert_eq!(gathered[from * COUNT], value(from, 0));
-        assert_eq!(gathered[(from + 1) * COUNT - 1], value(from, COUNT - 1));
+        assert_eq!(gathered[from * ELEMENT_COUNT], value(from, 0));
+        assert_eq!(
+            gathered[(from + 1) * ELEMENT_COUNT - 1],
+            value(from, ELEMENT_COUNT - 1)
+        );
     }
 
     // In an all-to-all, part `r` of every rank's data goes to rank `r`.
@@ -109,7 +114,7 @@ fn data_goes_where_it_belongs() {
 
     assert_success((nccl.ncclBcast)(
         send,
-        COUNT,
+        ELEMENT_COUNT,
         NCCL_INT32,
         0,
         communicator,
@@ -121,11 +126,11 @@ fn data_goes_where_it_belongs() {
         [value(0, 0), value(0, 1)]
     );
 
-    let sums = rank.upload(&vec![1.0f32; COUNT]);
+    let sums = rank.upload(&vec![1.0f32; ELEMENT_COUNT]);
     assert_success((nccl.ncclAllReduce)(
         sums,
         sums,
-        COUNT,
+        ELEMENT_COUNT,
         NCCL_FLOAT32,
         NCCL_SUM,
         communicator,
@@ -134,7 +139,7 @@ fn data_goes_where_it_belongs() {
     rank.synchronize();
     assert!(
         rank.program
-            .download::<f32>(sums, COUNT)
+            .download::<f32>(sums, ELEMENT_COUNT)
             .iter()
             .all(|sum| *sum == RANKS as f32)
     );
@@ -142,32 +147,32 @@ fn data_goes_where_it_belongs() {
 }
 
 #[test]
-fn messages_of_a_group_move_together() {
-    const TEST: &str = "messages_of_a_group_move_together";
+fn grouped_sends_and_receives_run_at_once() {
+    const TEST: &str = "grouped_sends_and_receives_run_at_once";
     const RANKS: usize = 4;
-    const COUNT: usize = 100_003;
+    const ELEMENT_COUNT: usize = 100_003;
     if role_of_process().is_none() {
         return Stage::new(TEST).run_roles(RANKS);
     }
     let rank = RankProcess::join(RANKS);
     let (nccl, communicator, stream) = (&rank.nccl, rank.communicator, rank.stream);
     // Every rank sends to every rank, itself included. This hangs unless all transfers run at once.
-    let send = rank.upload(&vec![rank.rank as i32; COUNT]);
-    let receive = rank.program.allocate_memory(4 * COUNT * RANKS);
+    let send = rank.upload(&vec![rank.rank as i32; ELEMENT_COUNT]);
+    let receive = rank.program.allocate_memory(4 * ELEMENT_COUNT * RANKS);
     assert_success((nccl.ncclGroupStart)());
     for peer in 0..RANKS {
         assert_success((nccl.ncclSend)(
             send,
-            COUNT,
+            ELEMENT_COUNT,
             NCCL_INT32,
             peer as i32,
             communicator,
             stream,
         ));
-        let place = receive + (4 * COUNT * peer) as u64;
+        let place = receive + (4 * ELEMENT_COUNT * peer) as u64;
         assert_success((nccl.ncclRecv)(
             place,
-            COUNT,
+            ELEMENT_COUNT,
             NCCL_INT32,
             peer as i32,
             communicator,
@@ -176,12 +181,12 @@ fn messages_of_a_group_move_together() {
     }
     assert_success((nccl.ncclGroupEnd)());
     rank.synchronize();
-    let received: Vec<i32> = rank.program.download(receive, COUNT * RANKS);
+    let received: Vec<i32> = rank.program.download(receive, ELEMENT_COUNT * RANKS);
     assert!(
         received
             .iter()
             .enumerate()
-            .all(|(index, value)| *value == (index / COUNT) as i32)
+            .all(|(index, value)| *value == (index / ELEMENT_COUNT) as i32)
     );
 
     // Each rank sends two messages to its neighbour in a ring, one after the other, and an empty one.
@@ -247,8 +252,8 @@ fn messages_of_a_group_move_together() {
 }
 
 #[test]
-fn collectives_in_a_graph_run_at_every_launch() {
-    const TEST: &str = "collectives_in_a_graph_run_at_every_launch";
+fn captured_collectives_run_at_every_graph_launch() {
+    const TEST: &str = "captured_collectives_run_at_every_graph_launch";
     if role_of_process().is_none() {
         return Stage::new(TEST).run_roles(2);
     }
@@ -280,15 +285,15 @@ fn collectives_in_a_graph_run_at_every_launch() {
 
 /// An NCCL call returns at once. The collective ends when the last rank has arrived and the bytes are transferred.
 #[test]
-fn a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through() {
-    const TEST: &str = "a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through";
-    const LATE: u64 = 300_000_000;
+fn collective_lasts_until_last_rank_and_transfer() {
+    const TEST: &str = "collective_lasts_until_last_rank_and_transfer";
+    const LATE_KERNEL_NS: u64 = 300_000_000;
     const BYTES: usize = 1_000_000;
     if role_of_process().is_some() {
         let rank = RankProcess::join(2);
         let buffer = rank.upload(&vec![0u8; BYTES]);
         if rank.rank == 1 {
-            rank.program.launch(rank.stream, LATE);
+            rank.program.launch(rank.stream, LATE_KERNEL_NS);
         }
         assert_success((rank.nccl.ncclAllReduce)(
             buffer,

@@ -17,8 +17,8 @@ const INVALID_USAGE: i32 = 5;
 const REMOTE_ERROR: i32 = 6;
 
 #[test]
-fn communicators_split_and_work_side_by_side() {
-    const TEST: &str = "communicators_split_and_work_side_by_side";
+fn split_communicators_run_concurrently() {
+    const TEST: &str = "split_communicators_run_concurrently";
     const RANKS: usize = 4;
     if role_of_process().is_none() {
         return Stage::new(TEST).run_roles(RANKS);
@@ -84,8 +84,8 @@ fn communicators_split_and_work_side_by_side() {
 }
 
 #[test]
-fn one_process_can_be_all_ranks() {
-    const TEST: &str = "one_process_can_be_all_ranks";
+fn comm_init_all_makes_all_ranks_in_one_process() {
+    const TEST: &str = "comm_init_all_makes_all_ranks_in_one_process";
     if role_of_process().is_none() {
         return Stage::new(TEST)
             .set_variable(config::DEVICES_VARIABLE, 3)
@@ -133,8 +133,8 @@ fn one_process_can_be_all_ranks() {
 }
 
 #[test]
-fn a_killed_rank_is_an_error_that_the_others_can_abort() {
-    const TEST: &str = "a_killed_rank_is_an_error_that_the_others_can_abort";
+fn killed_rank_is_async_error_and_others_can_abort() {
+    const TEST: &str = "killed_rank_is_async_error_and_others_can_abort";
     const RANKS: usize = 3;
     if role_of_process().is_none() {
         let before = shared_memory_files();
@@ -199,8 +199,8 @@ fn shared_memory_files() -> Vec<String> {
 }
 
 #[test]
-fn a_rank_killed_before_all_have_joined_is_an_error_too() {
-    const TEST: &str = "a_rank_killed_before_all_have_joined_is_an_error_too";
+fn rank_killed_before_join_is_error() {
+    const TEST: &str = "rank_killed_before_join_is_error";
     if role_of_process().is_none() {
         let stage = Stage::new(TEST);
         let maker = stage.start("maker");
@@ -231,8 +231,8 @@ fn a_rank_killed_before_all_have_joined_is_an_error_too() {
 }
 
 #[test]
-fn wrong_arguments_are_refused() {
-    support::run_in_fresh_process("wrong_arguments_are_refused", || {
+fn nccl_calls_refuse_invalid_arguments() {
+    support::run_in_fresh_process("nccl_calls_refuse_invalid_arguments", || {
         let program = CudaProgram::new();
         let nccl = Nccl::load();
         assert_eq!(

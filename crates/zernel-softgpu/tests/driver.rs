@@ -19,8 +19,8 @@ const INVALID_VALUE: i32 = 1;
 const PER_THREAD_STREAM: u64 = 2;
 
 #[test]
-fn every_kind_of_memory_is_accounted_to_the_byte() {
-    run_in_fresh_process("every_kind_of_memory_is_accounted_to_the_byte", || {
+fn every_memory_kind_counts_in_used_memory() {
+    run_in_fresh_process("every_memory_kind_counts_in_used_memory", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
         assert_eq!(program.used_memory(), 0);
@@ -64,8 +64,8 @@ fn every_kind_of_memory_is_accounted_to_the_byte() {
 }
 
 #[test]
-fn memory_runs_out_at_the_capacity_for_all_processes_together() {
-    const TEST: &str = "memory_runs_out_at_the_capacity_for_all_processes_together";
+fn device_memory_limit_holds_for_all_processes_together() {
+    const TEST: &str = "device_memory_limit_holds_for_all_processes_together";
     const GIB: usize = 1 << 30;
     let Some(role) = role_of_process() else {
         let stage = Stage::new(TEST).set_variable(config::MEMORY_VARIABLE, 4 * GIB);
@@ -98,8 +98,8 @@ fn memory_runs_out_at_the_capacity_for_all_processes_together() {
 }
 
 #[test]
-fn a_context_may_take_memory_for_itself() {
-    const TEST: &str = "a_context_may_take_memory_for_itself";
+fn context_memory_variable_reserves_memory_per_context() {
+    const TEST: &str = "context_memory_variable_reserves_memory_per_context";
     if role_of_process().is_none() {
         let stage = Stage::new(TEST);
         return stage
@@ -214,8 +214,8 @@ fn copies_move_data_and_refuse_what_is_not_device_memory() {
 
 /// All work is queued behind a long kernel, so that the time that the host takes does not count.
 #[test]
-fn times_are_those_of_the_simulated_clock() {
-    const TEST: &str = "times_are_those_of_the_simulated_clock";
+fn event_times_follow_simulated_clock() {
+    const TEST: &str = "event_times_follow_simulated_clock";
     if role_of_process().is_none() {
         // At 1 GB/s, a copy of one megabyte takes a millisecond.
         return Stage::new(TEST)
@@ -267,9 +267,12 @@ fn times_are_those_of_the_simulated_clock() {
 
 #[test]
 fn host_functions_run_in_stream_order() {
-    static SEEN: AtomicU64 = AtomicU64::new(0);
-    extern "C" fn see(argument: *mut c_void) {
-        SEEN.store(SEEN.load(SeqCst) * 10 + argument as u64, SeqCst);
+    static RECORDED_ARGUMENTS: AtomicU64 = AtomicU64::new(0);
+    extern "C" fn record_argument(argument: *mut c_void) {
+        RECORDED_ARGUMENTS.store(
+            RECORDED_ARGUMENTS.load(SeqCst) * 10 + argument as u64,
+            SeqCst,
+        );
     }
     run_in_fresh_process("host_functions_run_in_stream_order", || {
         let program = CudaProgram::new();
@@ -278,14 +281,22 @@ fn host_functions_run_in_stream_order() {
         let event = program.create_event(0);
         let memory = program.allocate_memory(8);
         program.launch(first, 20 * MILLISECOND_NS);
-        assert_success((cuda.cuLaunchHostFunc)(first, see, 3 as *mut c_void));
+        assert_success((cuda.cuLaunchHostFunc)(
+            first,
+            record_argument,
+            3 as *mut c_void,
+        ));
         assert_success((cuda.cuEventRecord)(event, first));
         assert_success((cuda.cuStreamWaitEvent)(second, event, 0));
-        assert_success((cuda.cuLaunchHostFunc)(second, see, 4 as *mut c_void));
+        assert_success((cuda.cuLaunchHostFunc)(
+            second,
+            record_argument,
+            4 as *mut c_void,
+        ));
         assert_success((cuda.cuMemsetD32Async)(memory, 77, 2, second));
         assert_eq!((cuda.cuStreamQuery)(second), CUDA_ERROR_NOT_READY);
         assert_success((cuda.cuStreamSynchronize)(second));
-        assert_eq!(SEEN.load(SeqCst), 34);
+        assert_eq!(RECORDED_ARGUMENTS.load(SeqCst), 34);
         assert_eq!(program.download::<u32>(memory, 2), [77, 77]);
         assert_success((cuda.cuMemFree_v2)(memory));
         assert_success((cuda.cuStreamDestroy_v2)(second));
@@ -294,13 +305,13 @@ fn host_functions_run_in_stream_order() {
 }
 
 #[test]
-fn the_legacy_stream_waits_for_unknown_ends_too() {
-    static DONE: AtomicU64 = AtomicU64::new(0);
+fn legacy_stream_waits_for_work_with_unknown_end() {
+    static HOST_FUNCTION_DONE: AtomicU64 = AtomicU64::new(0);
     extern "C" fn slow(_: *mut c_void) {
         std::thread::sleep(std::time::Duration::from_millis(50));
-        DONE.store(1, SeqCst);
+        HOST_FUNCTION_DONE.store(1, SeqCst);
     }
-    run_in_fresh_process("the_legacy_stream_waits_for_unknown_ends_too", || {
+    run_in_fresh_process("legacy_stream_waits_for_work_with_unknown_end", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
         let blocking = value_stored_by(|stream| (cuda.cuStreamCreate)(stream, 0));
@@ -308,49 +319,46 @@ fn the_legacy_stream_waits_for_unknown_ends_too() {
         assert_success((cuda.cuLaunchHostFunc)(blocking, slow, ptr::null_mut()));
         program.launch(free, 1);
         assert_success((cuda.cuStreamSynchronize)(free));
-        assert_eq!(DONE.load(SeqCst), 0);
+        assert_eq!(HOST_FUNCTION_DONE.load(SeqCst), 0);
         assert_eq!((cuda.cuStreamQuery)(0), CUDA_ERROR_NOT_READY);
         assert_success((cuda.cuStreamSynchronize)(0));
-        assert_eq!(DONE.load(SeqCst), 1);
+        assert_eq!(HOST_FUNCTION_DONE.load(SeqCst), 1);
     });
 }
 
 /// The program may reuse pageable memory as soon as the call returns, even if the stream still waits.
 #[test]
-fn copies_of_ordinary_memory_are_made_before_the_call_returns() {
+fn pageable_memory_is_copied_before_call_returns() {
     extern "C" fn slow(_: *mut c_void) {
         std::thread::sleep(std::time::Duration::from_millis(30));
     }
-    run_in_fresh_process(
-        "copies_of_ordinary_memory_are_made_before_the_call_returns",
-        || {
-            let program = CudaProgram::new();
-            let cuda = &program.cuda;
-            let blocking = value_stored_by(|stream| (cuda.cuStreamCreate)(stream, 0));
-            // The function runs in the stream of the copy, or in the legacy stream, which that stream waits for.
-            for waiting in [blocking, 0] {
-                let memory = program.allocate_memory(4);
-                let mut ordinary = 41u32;
-                assert_success((cuda.cuLaunchHostFunc)(waiting, slow, ptr::null_mut()));
-                assert_success((cuda.cuMemcpyHtoDAsync_v2)(
-                    memory,
-                    (&raw const ordinary).cast(),
-                    4,
-                    blocking,
-                ));
-                // SAFETY: written behind the compiler's back on purpose, as another part of a
-                // program would.
-                unsafe { (&raw mut ordinary).write_volatile(99) };
-                assert_success((cuda.cuCtxSynchronize)());
-                assert_eq!(program.download::<u32>(memory, 1), [41]);
-            }
-        },
-    );
+    run_in_fresh_process("pageable_memory_is_copied_before_call_returns", || {
+        let program = CudaProgram::new();
+        let cuda = &program.cuda;
+        let blocking = value_stored_by(|stream| (cuda.cuStreamCreate)(stream, 0));
+        // The function runs in the stream of the copy, or in the legacy stream, which that stream waits for.
+        for waiting in [blocking, 0] {
+            let memory = program.allocate_memory(4);
+            let mut ordinary = 41u32;
+            assert_success((cuda.cuLaunchHostFunc)(waiting, slow, ptr::null_mut()));
+            assert_success((cuda.cuMemcpyHtoDAsync_v2)(
+                memory,
+                (&raw const ordinary).cast(),
+                4,
+                blocking,
+            ));
+            // SAFETY: written behind the compiler's back on purpose, as another part of a
+            // program would.
+            unsafe { (&raw mut ordinary).write_volatile(99) };
+            assert_success((cuda.cuCtxSynchronize)());
+            assert_eq!(program.download::<u32>(memory, 1), [41]);
+        }
+    });
 }
 
 #[test]
-fn a_captured_graph_runs_as_often_as_it_is_launched() {
-    run_in_fresh_process("a_captured_graph_runs_as_often_as_it_is_launched", || {
+fn captured_graph_runs_at_each_launch() {
+    run_in_fresh_process("captured_graph_runs_at_each_launch", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
         let (main, side) = (program.create_stream(), program.create_stream());
@@ -443,9 +451,9 @@ fn launches_of_one_graph_do_not_overlap() {
 }
 
 #[test]
-fn a_capture_with_a_fork_left_aside_is_refused() {
-    const UNJOINED: i32 = 904;
-    run_in_fresh_process("a_capture_with_a_fork_left_aside_is_refused", || {
+fn capture_with_unjoined_stream_is_refused() {
+    const ERROR_CAPTURE_UNJOINED: i32 = 904;
+    run_in_fresh_process("capture_with_unjoined_stream_is_refused", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
         let (main, side) = (program.create_stream(), program.create_stream());
@@ -462,9 +470,9 @@ fn a_capture_with_a_fork_left_aside_is_refused() {
             ((cuda.cuStreamEndCapture)(main, &mut graph), graph)
         };
         let join_it = || assert_success((cuda.cuStreamWaitEvent)(main, join, 0));
-        assert_eq!(capture(&|| ()), (UNJOINED, 0));
+        assert_eq!(capture(&|| ()), (ERROR_CAPTURE_UNJOINED, 0));
         assert_eq!(
-            program.error_name(UNJOINED),
+            program.error_name(ERROR_CAPTURE_UNJOINED),
             "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"
         );
         // Work that a stream captures after the join is not joined either.
@@ -472,7 +480,7 @@ fn a_capture_with_a_fork_left_aside_is_refused() {
             join_it();
             program.launch(side, 1);
         });
-        assert_eq!(status, UNJOINED);
+        assert_eq!(status, ERROR_CAPTURE_UNJOINED);
         assert_success((cuda.cuStreamSynchronize)(main));
         assert_success((cuda.cuStreamSynchronize)(side));
         assert_success(capture(&join_it).0);
@@ -482,10 +490,10 @@ fn a_capture_with_a_fork_left_aside_is_refused() {
 /// Three streams: one with a known end, one with an unknown end, and the default stream of a thread that has exited.
 #[test]
 fn the_context_waits_for_destroyed_streams() {
-    static DONE: AtomicU64 = AtomicU64::new(0);
+    static HOST_FUNCTION_DONE: AtomicU64 = AtomicU64::new(0);
     extern "C" fn slow(_: *mut c_void) {
         std::thread::sleep(std::time::Duration::from_millis(100));
-        DONE.store(1, SeqCst);
+        HOST_FUNCTION_DONE.store(1, SeqCst);
     }
     run_in_fresh_process("the_context_waits_for_destroyed_streams", || {
         let program = &CudaProgram::new();
@@ -505,7 +513,7 @@ fn the_context_waits_for_destroyed_streams() {
         assert_success((cuda.cuLaunchHostFunc)(unknown, slow, ptr::null_mut()));
         assert_success((cuda.cuStreamDestroy_v2)(unknown));
         assert_success((cuda.cuCtxSynchronize)());
-        assert_eq!(DONE.load(SeqCst), 1);
+        assert_eq!(HOST_FUNCTION_DONE.load(SeqCst), 1);
 
         let short_lived = || {
             assert_success((cuda.cuCtxSetCurrent)(context));
@@ -519,45 +527,42 @@ fn the_context_waits_for_destroyed_streams() {
 }
 
 #[test]
-fn functions_are_found_by_name_where_they_are_exported() {
-    run_in_fresh_process(
-        "functions_are_found_by_name_where_they_are_exported",
-        || {
-            let program = CudaProgram::new();
-            let cuda = &program.cuda;
-            let find = |name: &std::ffi::CStr, version, flags| {
-                let (mut address, mut status) = (0, -1);
-                let code = (cuda.cuGetProcAddress_v2)(
-                    name.as_ptr(),
-                    &mut address,
-                    version,
-                    flags,
-                    &mut status,
-                );
-                (code, address, status)
-            };
-            const PER_THREAD: u64 = 2;
-            assert_eq!(
-                find(c"cuMemAlloc", 12090, 0),
-                (0, cuda.cuMemAlloc_v2 as usize, 0)
+fn get_proc_address_finds_exported_functions() {
+    run_in_fresh_process("get_proc_address_finds_exported_functions", || {
+        let program = CudaProgram::new();
+        let cuda = &program.cuda;
+        let find = |name: &std::ffi::CStr, version, flags| {
+            let (mut address, mut status) = (0, -1);
+            let code = (cuda.cuGetProcAddress_v2)(
+                name.as_ptr(),
+                &mut address,
+                version,
+                flags,
+                &mut status,
             );
-            assert_eq!(
-                find(c"cuStreamSynchronize", 12090, 0).1,
-                cuda.cuStreamSynchronize as usize
-            );
-            assert_eq!(
-                find(c"cuStreamSynchronize", 12090, PER_THREAD).1,
-                cuda.cuStreamSynchronize_ptsz as usize
-            );
-            assert_eq!(find(c"cuInit", 12090, PER_THREAD).1, cuda.cuInit as usize);
-            assert_eq!(find(c"cuNoSuchThing", 12090, 0), (500, 0, 1));
-            assert_eq!(find(c"cuGetProcAddress", 11000, 0), (500, 0, 2));
-            assert_eq!(
-                (cuda.cuGetExportTable)(&mut ptr::null(), [0u8; 16].as_ptr().cast()),
-                801
-            );
-        },
-    );
+            (code, address, status)
+        };
+        const PER_THREAD: u64 = 2;
+        assert_eq!(
+            find(c"cuMemAlloc", 12090, 0),
+            (0, cuda.cuMemAlloc_v2 as usize, 0)
+        );
+        assert_eq!(
+            find(c"cuStreamSynchronize", 12090, 0).1,
+            cuda.cuStreamSynchronize as usize
+        );
+        assert_eq!(
+            find(c"cuStreamSynchronize", 12090, PER_THREAD).1,
+            cuda.cuStreamSynchronize_ptsz as usize
+        );
+        assert_eq!(find(c"cuInit", 12090, PER_THREAD).1, cuda.cuInit as usize);
+        assert_eq!(find(c"cuNoSuchThing", 12090, 0), (500, 0, 1));
+        assert_eq!(find(c"cuGetProcAddress", 11000, 0), (500, 0, 2));
+        assert_eq!(
+            (cuda.cuGetExportTable)(&mut ptr::null(), [0u8; 16].as_ptr().cast()),
+            801
+        );
+    });
 }
 
 #[test]
@@ -602,20 +607,20 @@ fn per_thread_default_streams_do_not_wait_for_each_other() {
 #[test]
 fn a_forked_child_cannot_use_the_driver_but_others_can() {
     const TEST: &str = "a_forked_child_cannot_use_the_driver_but_others_can";
-    const NOT_INITIALIZED: i32 = 3;
+    const ERROR_NOT_INITIALIZED: i32 = 3;
     run_in_fresh_process(TEST, || {
         let program = CudaProgram::new();
         assert!(support::in_forked_child(|| {
-            (program.cuda.cuInit)(0) == NOT_INITIALIZED
-                && (program.cuda.cuMemAlloc_v2)(&mut 0, 1) == NOT_INITIALIZED
+            (program.cuda.cuInit)(0) == ERROR_NOT_INITIALIZED
+                && (program.cuda.cuMemAlloc_v2)(&mut 0, 1) == ERROR_NOT_INITIALIZED
         }));
         program.allocate_memory(1);
     });
 }
 
 #[test]
-fn devices_are_many_and_chosen_by_the_environment() {
-    const TEST: &str = "devices_are_many_and_chosen_by_the_environment";
+fn cuda_visible_devices_selects_devices() {
+    const TEST: &str = "cuda_visible_devices_selects_devices";
     if role_of_process().is_none() {
         return Stage::new(TEST)
             .set_variable(config::DEVICES_VARIABLE, 4)

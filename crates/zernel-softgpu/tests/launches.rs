@@ -27,8 +27,8 @@ fn device_duration_of(program: &CudaProgram, submit: impl FnOnce(u64)) -> u64 {
 }
 
 #[test]
-fn a_kernel_takes_the_time_its_launch_asks_for() {
-    run_in_fresh_process("a_kernel_takes_the_time_its_launch_asks_for", || {
+fn kernel_lasts_time_in_its_launch_parameter() {
+    run_in_fresh_process("kernel_lasts_time_in_its_launch_parameter", || {
         let program = &CudaProgram::new();
         let cuda = &program.cuda;
         let image = c"softgpu kernel plain\nsoftgpu kernel slow 2000000\n";
@@ -117,8 +117,8 @@ fn a_kernel_takes_the_time_its_launch_asks_for() {
 }
 
 #[test]
-fn libraries_and_foreign_images_have_kernels_too() {
-    run_in_fresh_process("libraries_and_foreign_images_have_kernels_too", || {
+fn cuda_libraries_and_foreign_images_have_kernels() {
+    run_in_fresh_process("cuda_libraries_and_foreign_images_have_kernels", || {
         let program = &CudaProgram::new();
         let cuda = &program.cuda;
         let load = |image: &CStr| {
@@ -175,8 +175,8 @@ fn libraries_and_foreign_images_have_kernels_too() {
 }
 
 #[test]
-fn a_graph_made_by_hand_takes_its_longest_way() {
-    run_in_fresh_process("a_graph_made_by_hand_takes_its_longest_way", || {
+fn built_graph_lasts_as_long_as_its_longest_path() {
+    run_in_fresh_process("built_graph_lasts_as_long_as_its_longest_path", || {
         let program = &CudaProgram::new();
         let cuda = &program.cuda;
         let graph = value_stored_by(|graph| (cuda.cuGraphCreate)(graph, 0));

@@ -19,9 +19,9 @@ fn load_nvml() -> Nvml {
 
 /// Another user has created a link at the path of the node's state.
 #[test]
-fn state_that_is_not_our_own_is_refused() {
+fn linked_node_directory_makes_cuda_and_nvml_fail() {
     const OPERATING_SYSTEM: i32 = 304;
-    run_in_fresh_process("state_that_is_not_our_own_is_refused", || {
+    run_in_fresh_process("linked_node_directory_makes_cuda_and_nvml_fail", || {
         let elsewhere = stage_path().join("elsewhere");
         std::fs::create_dir(&elsewhere).unwrap();
         std::os::unix::fs::symlink(&elsewhere, stage_path().join("node")).unwrap();
@@ -65,8 +65,8 @@ fn the_last_process_to_end_removes_the_state() {
 }
 
 #[test]
-fn the_default_directory_goes_with_the_state() {
-    const TEST: &str = "the_default_directory_goes_with_the_state";
+fn default_state_directory_is_removed_with_state() {
+    const TEST: &str = "default_state_directory_is_removed_with_state";
     if role_of_process().is_some() {
         let _program = CudaProgram::new();
         assert!(stage_path().join("zernel-softgpu/node").exists());
@@ -82,8 +82,8 @@ fn the_default_directory_goes_with_the_state() {
 }
 
 #[test]
-fn devices_are_described_as_cuda_describes_them() {
-    const TEST: &str = "devices_are_described_as_cuda_describes_them";
+fn nvml_describes_devices_as_cuda_does() {
+    const TEST: &str = "nvml_describes_devices_as_cuda_does";
     if role_of_process().is_none() {
         return Stage::new(TEST)
             .set_variable(config::DEVICES_VARIABLE, 3)
@@ -136,8 +136,8 @@ fn devices_are_described_as_cuda_describes_them() {
 }
 
 #[test]
-fn memory_and_load_of_other_processes_are_seen_while_they_live() {
-    const TEST: &str = "memory_and_load_of_other_processes_are_seen_while_they_live";
+fn nvml_shows_memory_and_load_of_living_processes() {
+    const TEST: &str = "nvml_shows_memory_and_load_of_living_processes";
     match role_of_process().as_deref() {
         None => {
             let stage = Stage::new(TEST).set_variable(config::DEVICES_VARIABLE, 2);

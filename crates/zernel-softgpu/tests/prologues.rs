@@ -51,9 +51,9 @@ fn linker_names(path: &Path) -> Vec<&'static str> {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn every_exported_function_starts_as_asked() {
+fn every_exported_function_has_chosen_prologue() {
     for prologue in Prologue::ALL {
-        let stage = Stage::with_prologue("every_exported_function_starts_as_asked", prologue);
+        let stage = Stage::with_prologue("every_exported_function_has_chosen_prologue", prologue);
         for (_, name) in CARGO_AND_REAL_LIBRARY_NAMES {
             let path = stage.path().join("lib").join(name);
             let functions = exported_functions(&path);

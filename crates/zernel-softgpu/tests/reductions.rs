@@ -105,7 +105,7 @@ impl ElementType {
         values.flat_map(self.encode).collect()
     }
 
-    fn of_rank(&self, rank: usize, count: usize) -> Vec<u8> {
+    fn input_of_rank(&self, rank: usize, count: usize) -> Vec<u8> {
         self.encode_array((0..count).map(|index| element_of_rank(rank, index)))
     }
 
@@ -135,7 +135,7 @@ fn reductions_of_all_types_and_operations_four_ranks() {
 }
 
 fn check_reductions(test: &'static str, ranks: usize) {
-    const COUNT: usize = 1000;
+    const ELEMENT_COUNT: usize = 1000;
     if role_of_process().is_none() {
         return Stage::new(test).run_roles(ranks);
     }
@@ -144,8 +144,8 @@ fn check_reductions(test: &'static str, ranks: usize) {
     let root = ranks - 1;
     for kind in &ELEMENT_TYPES {
         for (code, operation) in REDUCTION_OPERATIONS {
-            let whole = ranks * COUNT;
-            let send = rank.upload(&kind.of_rank(rank.rank, whole));
+            let whole = ranks * ELEMENT_COUNT;
+            let send = rank.upload(&kind.input_of_rank(rank.rank, whole));
             let blank = vec![0xeeu8; whole * kind.bytes];
             let (all, one, part) = (
                 rank.upload(&blank),
@@ -164,7 +164,7 @@ fn check_reductions(test: &'static str, ranks: usize) {
             assert_success((nccl.ncclReduce)(
                 send,
                 one,
-                COUNT,
+                ELEMENT_COUNT,
                 kind.code,
                 code,
                 root as i32,
@@ -174,7 +174,7 @@ fn check_reductions(test: &'static str, ranks: usize) {
             assert_success((nccl.ncclReduceScatter)(
                 send,
                 part,
-                COUNT,
+                ELEMENT_COUNT,
                 kind.code,
                 code,
                 rank.communicator,
@@ -182,7 +182,7 @@ fn check_reductions(test: &'static str, ranks: usize) {
             ));
             rank.synchronize();
             let expected = kind.expected_result(operation, ranks, whole);
-            let bytes = COUNT * kind.bytes;
+            let bytes = ELEMENT_COUNT * kind.bytes;
             assert_eq!(
                 rank.program.download::<u8>(all, expected.len()),
                 expected,

@@ -28,8 +28,8 @@ fn make_five_calls(program: &CudaProgram, context: u64, round: u64) {
 }
 
 #[test]
-fn a_million_calls_of_four_threads_are_counted_exactly() {
-    const TEST: &str = "a_million_calls_of_four_threads_are_counted_exactly";
+fn truth_log_counts_a_million_calls_exactly() {
+    const TEST: &str = "truth_log_counts_a_million_calls_exactly";
     if role_of_process().is_some() {
         let program = &CudaProgram::new();
         let context = value_stored_by(|context| (program.cuda.cuCtxGetCurrent)(context));
@@ -81,8 +81,8 @@ fn a_million_calls_of_four_threads_are_counted_exactly() {
 }
 
 #[test]
-fn events_record_each_call_and_what_the_device_did() {
-    const TEST: &str = "events_record_each_call_and_what_the_device_did";
+fn truth_events_record_calls_and_device_work() {
+    const TEST: &str = "truth_events_record_calls_and_device_work";
     if role_of_process().is_some() {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
@@ -141,8 +141,8 @@ fn events_record_each_call_and_what_the_device_did() {
 
 /// The process that is killed keeps a count of its own in a file that it shares with the test.
 #[test]
-fn nothing_is_lost_when_a_process_is_killed() {
-    const TEST: &str = "nothing_is_lost_when_a_process_is_killed";
+fn truth_log_survives_kill_of_process() {
+    const TEST: &str = "truth_log_survives_kill_of_process";
     if role_of_process().is_some() {
         let program = CudaProgram::new();
         let counter = SharedCounter::open(&support::stage_path().join("count"));
@@ -209,8 +209,8 @@ impl SharedCounter {
 }
 
 #[test]
-fn a_forked_child_writes_a_log_of_its_own() {
-    const TEST: &str = "a_forked_child_writes_a_log_of_its_own";
+fn forked_child_writes_its_own_truth_log() {
+    const TEST: &str = "forked_child_writes_its_own_truth_log";
     if role_of_process().is_some() {
         let program = CudaProgram::new();
         let refused = || (0..3).all(|_| (program.cuda.cuCtxSynchronize)() == 3);
@@ -234,8 +234,8 @@ fn a_forked_child_writes_a_log_of_its_own() {
 }
 
 #[test]
-fn each_program_that_a_process_runs_has_its_log_and_its_memory() {
-    const TEST: &str = "each_program_that_a_process_runs_has_its_log_and_its_memory";
+fn exec_starts_new_truth_log_and_memory() {
+    const TEST: &str = "exec_starts_new_truth_log_and_memory";
     let Some(role) = role_of_process() else {
         let stage = Stage::new(TEST).with_truth_log();
         stage.start("first").expect_success();

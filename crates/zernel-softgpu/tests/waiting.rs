@@ -14,17 +14,17 @@ const EVENT_BLOCKING_SYNC: u32 = 1;
 
 /// The cost of a wait for the waiting thread, in counts that do not depend on the load of the machine.
 #[derive(Debug, Clone, Copy)]
-struct WaitCost {
+struct SleepsAndYields {
     /// How often the thread went to sleep.
     sleeps: i64,
     /// How often the thread yielded its CPU.
     yields: u64,
 }
 
-fn cost_of(wait: impl FnOnce()) -> WaitCost {
+fn sleeps_and_yields_during(wait: impl FnOnce()) -> SleepsAndYields {
     let before = (voluntary_switches(), YIELD_COUNT.load(SeqCst));
     wait();
-    WaitCost {
+    SleepsAndYields {
         sleeps: voluntary_switches() - before.0,
         yields: YIELD_COUNT.load(SeqCst) - before.1,
     }
@@ -47,7 +47,7 @@ extern "C" fn count_yield(_signal: i32) {
 }
 
 /// Makes every later `sched_yield` of this thread raise a SIGSYS. The handler of the signal counts them.
-fn trap_yields() {
+fn count_sched_yields() {
     let statement = |code: u32, value: u32| libc::sock_filter {
         code: code as u16,
         jt: 0,
@@ -86,15 +86,15 @@ fn trap_yields() {
 }
 
 #[test]
-fn contexts_spin_yield_or_block() {
-    run_in_fresh_process("contexts_spin_yield_or_block", || {
+fn context_flags_select_spin_yield_or_block_wait() {
+    run_in_fresh_process("context_flags_select_spin_yield_or_block_wait", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
-        trap_yields();
+        count_sched_yields();
         let wait_in = |flags| {
             let context = value_stored_by(|context| (cuda.cuCtxCreate_v2)(context, flags, 0));
             program.launch(0, 50 * MILLISECOND_NS);
-            let cost = cost_of(|| assert_success((cuda.cuStreamSynchronize)(0)));
+            let cost = sleeps_and_yields_during(|| assert_success((cuda.cuStreamSynchronize)(0)));
             assert_success((cuda.cuStreamQuery)(0));
             assert_success((cuda.cuCtxDestroy_v2)(context));
             cost
@@ -111,15 +111,15 @@ fn contexts_spin_yield_or_block() {
 }
 
 #[test]
-fn an_event_may_block_in_a_context_that_spins() {
-    run_in_fresh_process("an_event_may_block_in_a_context_that_spins", || {
+fn blocking_sync_event_blocks_in_spinning_context() {
+    run_in_fresh_process("blocking_sync_event_blocks_in_spinning_context", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
         let wait_for = |flags| {
             let event = program.create_event(flags);
             program.launch(0, 50 * MILLISECOND_NS);
             assert_success((cuda.cuEventRecord)(event, 0));
-            cost_of(|| assert_success((cuda.cuEventSynchronize)(event)))
+            sleeps_and_yields_during(|| assert_success((cuda.cuEventSynchronize)(event)))
         };
         assert_eq!(wait_for(0).sleeps, 0);
         assert!(wait_for(EVENT_BLOCKING_SYNC).sleeps >= 1);
@@ -127,8 +127,8 @@ fn an_event_may_block_in_a_context_that_spins() {
 }
 
 #[test]
-fn the_primary_context_waits_as_last_configured() {
-    run_in_fresh_process("the_primary_context_waits_as_last_configured", || {
+fn primary_context_waits_by_its_latest_flags() {
+    run_in_fresh_process("primary_context_waits_by_its_latest_flags", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
         let stream = program.create_stream();
@@ -139,7 +139,7 @@ fn the_primary_context_waits_as_last_configured() {
         ] {
             assert_success((cuda.cuDevicePrimaryCtxSetFlags_v2)(0, flags));
             program.launch(stream, 30 * MILLISECOND_NS);
-            let cost = cost_of(|| assert_success((cuda.cuCtxSynchronize)()));
+            let cost = sleeps_and_yields_during(|| assert_success((cuda.cuCtxSynchronize)()));
             assert_eq!(cost.sleeps > 0, blocks, "flags {flags}: {cost:?}");
         }
         assert_eq!(

@@ -39,8 +39,8 @@ fn out_pointer<T>(value: &mut T) -> *mut c_void {
     ptr::from_mut(value).cast()
 }
 
-const KERNEL_NAME: &std::ffi::CStr = c"layer";
-const MODULE_IMAGE: &std::ffi::CStr = c"softgpu kernel layer\n";
+const SOFTGPU_KERNEL_NAME: &std::ffi::CStr = c"layer";
+const SOFTGPU_MODULE_IMAGE: &std::ffi::CStr = c"softgpu kernel layer\n";
 const CONTEXT_BLOCKING_SYNC: u64 = 4;
 const STREAM_NON_BLOCKING: u64 = 1;
 const NCCL_FLOAT: u64 = 7;
@@ -74,7 +74,7 @@ impl RankGpu {
         let (mut context, mut module, mut kernel) = (0_u64, 0_u64, 0_u64);
         let (mut memory, mut address) = (0_u64, 0_u64);
         call!(cuda, "cuInit", 0)?;
-        if !plan.spins {
+        if !plan.spins_for_gpu {
             call!(
                 cuda,
                 "cuDevicePrimaryCtxSetFlags_v2",
@@ -93,9 +93,9 @@ impl RankGpu {
             cuda,
             "cuModuleLoadData",
             out_pointer(&mut module),
-            MODULE_IMAGE.as_ptr()
+            SOFTGPU_MODULE_IMAGE.as_ptr()
         )?;
-        let (module, name) = (module, KERNEL_NAME.as_ptr());
+        let (module, name) = (module, SOFTGPU_KERNEL_NAME.as_ptr());
         call!(
             cuda,
             "cuModuleGetFunction",
@@ -104,7 +104,7 @@ impl RankGpu {
             name
         )?;
         call!(cuda, "cuMemAlloc_v2", out_pointer(&mut memory), bytes)?;
-        let host = match plan.pins {
+        let host = match plan.pins_host_memory {
             true => {
                 call!(cuda, "cuMemAllocHost_v2", out_pointer(&mut address), bytes)?;
                 HostMemory::Pinned { address, bytes }
@@ -153,7 +153,7 @@ impl RankGpu {
             HostMemory::Pageable(buffer) => {
                 let mut buffer = buffer.borrow_mut();
                 let buffer = &mut buffer[..bytes];
-                self.read_to(buffer.as_mut_ptr() as u64, bytes)?;
+                self.copy_from_gpu(buffer.as_mut_ptr() as u64, bytes)?;
                 take(buffer);
             }
             HostMemory::Pinned {
@@ -161,7 +161,7 @@ impl RankGpu {
                 bytes: all,
             } => {
                 assert!(bytes <= *all, "no more than there is");
-                self.read_to(*address, bytes)?;
+                self.copy_from_gpu(*address, bytes)?;
                 // SAFETY: the allocation has at least `bytes` bytes, and the GPU no longer uses them.
                 take(unsafe { std::slice::from_raw_parts(*address as *const u8, bytes) });
             }
@@ -169,7 +169,7 @@ impl RankGpu {
         Ok(())
     }
 
-    fn read_to(&self, address: u64, bytes: usize) -> io::Result<()> {
+    fn copy_from_gpu(&self, address: u64, bytes: usize) -> io::Result<()> {
         let from = self.memory;
         call!(self.cuda, "cuMemcpyDtoHAsync_v2", address, from, bytes, 0)?;
         self.synchronize()
@@ -259,7 +259,8 @@ impl<'a> RankCommunicator<'a> {
             out_pointer(&mut gradients),
             bucket_bytes
         )?;
-        let communicator = join_as_rank(&nccl, &directory.join("meeting"), rank, ranks)?;
+        let communicator =
+            create_nccl_communicator(&nccl, &directory.join("meeting"), rank, ranks)?;
         Ok(Self {
             gpu,
             nccl,
@@ -291,7 +292,7 @@ impl<'a> RankCommunicator<'a> {
     }
 
     /// Makes later launches wait for all reductions that were started so far.
-    pub(crate) fn join_stream(&self) -> io::Result<()> {
+    pub(crate) fn wait_for_reductions(&self) -> io::Result<()> {
         let cuda = &self.gpu.cuda;
         call!(cuda, "cuEventRecord", self.event, self.stream)?;
         call!(cuda, "cuStreamWaitEvent", 0, self.event, 0)
@@ -302,7 +303,12 @@ impl<'a> RankCommunicator<'a> {
     }
 }
 
-fn join_as_rank(nccl: &Library, meeting: &Path, rank: u32, ranks: u32) -> io::Result<u64> {
+fn create_nccl_communicator(
+    nccl: &Library,
+    meeting: &Path,
+    rank: u32,
+    ranks: u32,
+) -> io::Result<u64> {
     let mut id = UniqueId([0; 128]);
     if rank == 0 {
         call!(nccl, "ncclGetUniqueId", out_pointer(&mut id))?;

@@ -23,7 +23,7 @@ pub(crate) fn launch_job(directory: &Path) -> io::Result<()> {
     let mut spinners = SpinningProcesses(Vec::new());
     // Processes that spinners disturb get the same priority as the spinners.
     if plan.stays_on_cpus {
-        sys::change_priority(ThreadPriority::Usual);
+        sys::change_priority(ThreadPriority::SchedOther);
     }
     spinners.fork(&plan, &cpus)?;
     storage::serve_storage(directory)?;

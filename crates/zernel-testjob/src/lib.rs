@@ -6,13 +6,13 @@
 //! the [`Bottleneck`] determines which one dominates. Each rank records the start and the end of its steps. If
 //! `ZERNEL_TRUTH` names a folder, each rank also writes a stamp log there, which labels all of the rank's time.
 //!
-//! A program that uses this crate is also the program of the job. That program calls [`run_part_of_job`] first, which
+//! A program that uses this crate is also the program of the job. That program calls [`run_job_process`] first, which
 //! returns `None` if the process is no part of a job.
 //!
 //! ```no_run
-//! use zernel_testjob::{Bottleneck, Job, JobPlan, run_part_of_job};
+//! use zernel_testjob::{Bottleneck, Job, JobPlan, run_job_process};
 //!
-//! if let Some(code) = run_part_of_job() {
+//! if let Some(code) = run_job_process() {
 //!     std::process::exit(code.into());
 //! }
 //! let job = Job::new(JobPlan::new(Bottleneck::Gpu, 1))?;
@@ -100,7 +100,7 @@ impl Job {
     /// processes on this machine.
     pub fn set_job_environment_with_priority(&self, command: &mut Command) {
         self.set_job_environment(command);
-        sys::prioritize_command(command);
+        sys::prioritize_job_command(command);
     }
 
     /// Reads the stamps of a rank that has exited.
@@ -145,10 +145,10 @@ pub enum JobPart {
 /// Runs the part of a job that the environment gives this process, and returns the exit code; `None` if this process is
 /// no part of a job.
 #[must_use]
-pub fn run_part_of_job() -> Option<u8> {
+pub fn run_job_process() -> Option<u8> {
     let directory = PathBuf::from(env::var_os(DIRECTORY_VARIABLE)?);
     let done = match env::var(RANK_VARIABLE) {
-        Ok(rank) => act_as_rank(&directory, &rank),
+        Ok(rank) => run_rank_process(&directory, &rank),
         Err(_) => launcher::launch_job(&directory),
     };
     if let Err(error) = &done {
@@ -161,7 +161,7 @@ fn read_plan(directory: &Path) -> io::Result<JobPlan> {
     Ok(serde_json::from_slice(&fs::read(directory.join("plan"))?)?)
 }
 
-fn act_as_rank(directory: &Path, rank: &str) -> io::Result<()> {
+fn run_rank_process(directory: &Path, rank: &str) -> io::Result<()> {
     let rank = rank.parse().map_err(io::Error::other)?;
     let plan = read_plan(directory)?.for_rank(rank);
     let stamps = rank::train_rank(directory, &plan, rank)?;

@@ -14,7 +14,7 @@ pub(crate) struct RankLoaders {
     loader_processes: Vec<LoaderProcess>,
     batches: SharedMemory,
     batch_bytes: usize,
-    taken_count: usize,
+    used_batch_count: usize,
 }
 
 struct LoaderProcess {
@@ -33,7 +33,7 @@ impl RankLoaders {
             let (results, result) = io::pipe()?;
             let seed = seed * 100 + number as u64;
             sys::fork_child(|| {
-                load_until_parent_ends(directory, plan, seed, &batches, orders, result)
+                run_loader_process(directory, plan, seed, &batches, orders, result)
             })?;
             each.push(LoaderProcess {
                 orders: order,
@@ -44,7 +44,7 @@ impl RankLoaders {
             loader_processes: each,
             batches,
             batch_bytes: plan.batch_bytes,
-            taken_count: 0,
+            used_batch_count: 0,
         };
         for slot in 0..plan.loaders * plan.prefetch {
             loaders.request_batch(slot % plan.loaders, slot)?;
@@ -59,14 +59,14 @@ impl RankLoaders {
     }
 
     /// The memory into which a rank without loaders writes its batches.
-    pub(crate) fn own_batch(&self) -> *mut u8 {
-        self.batches.part_address(0, self.batch_bytes)
+    pub(crate) fn batch_buffer_of_training_thread(&self) -> *mut u8 {
+        self.batches.address_of_range(0, self.batch_bytes)
     }
 
     /// Waits for the next batch, passes its address to `take`, and requests another batch.
     pub(crate) fn take_next_batch(&mut self, take: impl FnOnce(*mut u8)) -> io::Result<()> {
-        let loader = self.taken_count % self.loader_processes.len();
-        self.taken_count += 1;
+        let loader = self.used_batch_count % self.loader_processes.len();
+        self.used_batch_count += 1;
         let results = &mut self.loader_processes[loader].results;
         sys::wait_until_readable(results)?;
         let mut slot = [0];
@@ -74,14 +74,14 @@ impl RankLoaders {
         let slot = usize::from(slot[0]);
         take(
             self.batches
-                .part_address(slot * self.batch_bytes, self.batch_bytes),
+                .address_of_range(slot * self.batch_bytes, self.batch_bytes),
         );
         self.request_batch(loader, slot)
     }
 }
 
 /// The main loop of a loader process: loads a batch for each request.
-fn load_until_parent_ends(
+fn run_loader_process(
     directory: &Path,
     plan: &JobPlan,
     seed: u64,
@@ -90,29 +90,29 @@ fn load_until_parent_ends(
     mut results: PipeWriter,
 ) -> io::Result<()> {
     sys::change_priority(ThreadPriority::Loader);
-    let mut source = BatchSource::open(directory, plan.load)?;
+    let mut source = LoaderDataSource::open(directory, plan.load_method)?;
     let mut random = DurationJitter::new(seed, plan.jitter);
     let mut slot = [0];
     while orders.read_exact(&mut slot).is_ok() {
         source.load_batch(random.duration_around(plan.load_us))?;
         let start = usize::from(slot[0]) * plan.batch_bytes;
-        batches.fill_part(start, plan.batch_bytes, slot[0]);
+        batches.fill_range(start, plan.batch_bytes, slot[0]);
         results.write_all(&slot)?;
     }
     Ok(())
 }
 
-enum BatchSource {
-    Nowhere,
+enum LoaderDataSource {
+    NoData,
     Sleep,
     Disk(UncachedFile),
     Remote(RemoteStorage),
 }
 
-impl BatchSource {
-    fn open(directory: &Path, load: LoadMethod) -> io::Result<Self> {
-        Ok(match load {
-            LoadMethod::Burn => Self::Nowhere,
+impl LoaderDataSource {
+    fn open(directory: &Path, load_method: LoadMethod) -> io::Result<Self> {
+        Ok(match load_method {
+            LoadMethod::Burn => Self::NoData,
             LoadMethod::Sleep => Self::Sleep,
             LoadMethod::Disk => Self::Disk(UncachedFile::new(directory)?),
             LoadMethod::Network => Self::Remote(RemoteStorage::connect(directory)?),
@@ -121,10 +121,10 @@ impl BatchSource {
 
     fn load_batch(&mut self, how_long: Duration) -> io::Result<()> {
         match self {
-            Self::Nowhere => sys::burn_cpu(how_long),
+            Self::NoData => sys::burn_cpu(how_long),
             Self::Sleep => std::thread::sleep(how_long),
-            Self::Disk(disk) => disk.read_for(how_long)?,
-            Self::Remote(remote) => remote.fetch_for(how_long)?,
+            Self::Disk(disk) => disk.read_uncached_for(how_long)?,
+            Self::Remote(remote) => remote.fetch_with_delay(how_long)?,
         }
         Ok(())
     }

@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, run_part_of_job};
+use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, run_job_process};
 
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
-    if let Some(code) = run_part_of_job() {
+    if let Some(code) = run_job_process() {
         return Ok(code.into());
     }
     let mut arguments = std::env::args().skip(1);

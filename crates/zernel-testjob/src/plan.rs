@@ -68,33 +68,33 @@ pub struct SlowRank {
     pub rank: u32,
     /// The part of the rank's work that is slow.
     pub how: SlownessCause,
-    /// Additional time of each step in microseconds. Not used for [`SlownessCause::Delayed`].
-    pub by_us: u64,
+    /// Additional time of each step in microseconds. Not used for [`SlownessCause::BusyCpu`].
+    pub extra_step_us: u64,
 }
 
 /// The part of a rank's work that makes it slower than the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SlownessCause {
     /// The loaders of the rank need more CPU time for a batch.
-    Prepares,
+    SlowLoaderCpu,
     /// The kernels of the rank take longer.
-    Computes,
+    SlowKernels,
     /// The training thread of the rank needs more CPU time for each launch.
-    Launches,
+    SlowLaunches,
     /// Spinning processes use the CPU of the rank.
-    Delayed,
+    BusyCpu,
     /// The storage that the rank's loaders read from is slower.
-    Fetches,
+    SlowStorage,
 }
 
 impl SlownessCause {
     /// All causes.
     pub const ALL: [Self; 5] = [
-        Self::Prepares,
-        Self::Computes,
-        Self::Launches,
-        Self::Delayed,
-        Self::Fetches,
+        Self::SlowLoaderCpu,
+        Self::SlowKernels,
+        Self::SlowLaunches,
+        Self::BusyCpu,
+        Self::SlowStorage,
     ];
 }
 
@@ -117,7 +117,7 @@ pub struct JobPlan {
     /// Number of batches that are requested from each loader in advance.
     pub prefetch: usize,
     /// How loaders get the data of a batch.
-    pub load: LoadMethod,
+    pub load_method: LoadMethod,
     /// Time in which a loader gets the data of a batch.
     pub load_us: u64,
     /// Size of a batch in bytes.
@@ -137,12 +137,12 @@ pub struct JobPlan {
     /// Speed of an all-reduce in bytes per second.
     pub link_bytes_per_second: u64,
     /// Whether the loss is read back only after the all-reduces, which then run beside the backward pass.
-    pub overlaps: bool,
+    pub overlaps_reductions: bool,
     /// Whether data is read back from the GPU to pinned memory. With pageable memory the call returns only after the
     /// copy.
-    pub pins: bool,
+    pub pins_host_memory: bool,
     /// Whether threads that wait for the GPU spin, which is the driver's default; otherwise they sleep.
-    pub spins: bool,
+    pub spins_for_gpu: bool,
     /// Number of threads of each rank that are always busy and that no other thread waits for.
     pub busy_threads: u32,
     /// Number of spinning processes on each of the job's CPUs.
@@ -152,7 +152,7 @@ pub struct JobPlan {
     /// The rank that is slower than the others, if there is one.
     pub slow: Option<SlowRank>,
     /// Number of micro-batches in an optimizer step.
-    pub accumulate: u32,
+    pub micro_batches_per_step: u32,
     /// Number of steps between two evaluations; 0: no evaluation.
     pub evaluate_every: u32,
     /// Number of batches in an evaluation.
@@ -167,20 +167,20 @@ pub struct JobPlan {
     pub warm_up_us: u64,
     /// Whether the job behaves like a training loop of `PyTorch`: it announces its parts through functions of the
     /// stand-in library, and another thread runs its backward passes.
-    pub torch: bool,
+    pub announces_as_pytorch: bool,
     /// Time to reduce gradients through the CPU at the end of each backward pass of such a loop; 0: they are not
     /// reduced there.
     pub gloo_us: u64,
     /// Whether the thread that runs the backward passes also updates the model, and no optimizer step follows.
     pub updates_in_backward: bool,
     /// Whether the job only runs forward passes, on batches that are on the GPU already.
-    pub infers: bool,
+    pub only_infers: bool,
     /// Whether such a loop of `PyTorch` calls a layer in each forward pass.
     pub has_layers: bool,
 }
 
 /// Approximate time for which a job trains, in microseconds.
-const APPROXIMATE_TRAINING_US: u64 = 2_600_000;
+const TARGET_TRAINING_US: u64 = 2_600_000;
 
 impl JobPlan {
     /// Makes the plan of a job with the bottleneck `cause`.
@@ -189,7 +189,7 @@ impl JobPlan {
         let mut random = fastrand::Rng::with_seed(seed ^ (cause as u64) << 32);
         let mut plan = Self::without_bottleneck(cause, seed, &mut random);
         plan.add_bottleneck(&mut random);
-        plan.steps = (APPROXIMATE_TRAINING_US / plan.slowest_step_us()) as u32;
+        plan.steps = (TARGET_TRAINING_US / plan.slowest_step_us()) as u32;
         plan
     }
 
@@ -198,7 +198,9 @@ impl JobPlan {
     pub fn launches_per_rank(&self) -> u32 {
         // A backward pass has two launches for each launch of the forward pass, and NCCL launches one kernel per
         // collective.
-        let step = self.accumulate * 3 * self.launches + self.optimizer_launches + self.buckets;
+        let step = self.micro_batches_per_step * 3 * self.launches
+            + self.optimizer_launches
+            + self.buckets;
         let evaluations = self.steps.checked_div(self.evaluate_every).unwrap_or(0);
         self.steps * step + evaluations * self.evaluate_batches * self.launches
     }
@@ -213,7 +215,7 @@ impl JobPlan {
             jitter: random.u64(10..=30) as f64 / 100.0,
             loaders: random.usize(1..=2),
             prefetch: 2,
-            load: LoadMethod::Burn,
+            load_method: LoadMethod::Burn,
             load_us: random.u64(500..1_000),
             batch_bytes: random.usize(16..=64) << 10,
             launches: random.u32(8..=16),
@@ -223,24 +225,24 @@ impl JobPlan {
             buckets: random.u32(1..=4),
             bucket_bytes: random.u64(32..=64) << 10,
             link_bytes_per_second: 1 << 30,
-            overlaps: false,
-            pins: true,
-            spins: false,
+            overlaps_reductions: false,
+            pins_host_memory: true,
+            spins_for_gpu: false,
             busy_threads: 0,
             spinners: 0,
             stays_on_cpus: false,
             slow: None,
-            accumulate: 1,
+            micro_batches_per_step: 1,
             evaluate_every: 0,
             evaluate_batches: 0,
             checkpoint_every: 0,
             checkpoint_bytes: 0,
             warm_up_steps: 2,
             warm_up_us: random.u64(20_000..50_000),
-            torch: false,
+            announces_as_pytorch: false,
             gloo_us: 0,
             updates_in_backward: false,
-            infers: false,
+            only_infers: false,
             has_layers: false,
         }
     }
@@ -255,12 +257,13 @@ impl JobPlan {
                 self.load_us = hindrance_us;
             }
             Bottleneck::LoaderFetch => {
-                self.load = [LoadMethod::Disk, LoadMethod::Network][(self.seed % 2) as usize];
+                self.load_method =
+                    [LoadMethod::Disk, LoadMethod::Network][(self.seed % 2) as usize];
                 self.load_us = hindrance_us * self.loaders as u64;
             }
             Bottleneck::Gpu => {
                 self.kernel_us = hindrance_us / kernels;
-                self.pins = self.seed.is_multiple_of(2);
+                self.pins_host_memory = self.seed.is_multiple_of(2);
             }
             Bottleneck::Communication => {
                 let bytes = u64::from(self.buckets) * self.bucket_bytes;
@@ -272,9 +275,9 @@ impl JobPlan {
                 self.slow = Some(SlowRank {
                     rank,
                     how,
-                    by_us: hindrance_us,
+                    extra_step_us: hindrance_us,
                 });
-                if how == SlownessCause::Delayed {
+                if how == SlownessCause::BusyCpu {
                     self.loaders = 1;
                     self.load_us = hindrance_us / 2;
                     self.stays_on_cpus = true;
@@ -302,7 +305,7 @@ impl JobPlan {
 
     fn step_us(&self) -> u64 {
         let delayed = 1 + u64::from(self.spinners);
-        let load_us = match self.load {
+        let load_us = match self.load_method {
             LoadMethod::Burn => self.load_us * delayed,
             LoadMethod::Disk | LoadMethod::Network | LoadMethod::Sleep => self.load_us,
         };
@@ -322,17 +325,17 @@ impl JobPlan {
         };
         let kernels = u64::from(3 * self.launches);
         match slow.how {
-            SlownessCause::Prepares => {
+            SlownessCause::SlowLoaderCpu => {
                 plan.loaders = 1;
-                plan.load_us = slow.by_us;
+                plan.load_us = slow.extra_step_us;
             }
-            SlownessCause::Fetches => {
-                plan.load = LoadMethod::Network;
-                plan.load_us = slow.by_us * plan.loaders as u64;
+            SlownessCause::SlowStorage => {
+                plan.load_method = LoadMethod::Network;
+                plan.load_us = slow.extra_step_us * plan.loaders as u64;
             }
-            SlownessCause::Computes => plan.kernel_us += slow.by_us / kernels,
-            SlownessCause::Launches => plan.launch_us += slow.by_us / kernels,
-            SlownessCause::Delayed => plan.spinners = 4,
+            SlownessCause::SlowKernels => plan.kernel_us += slow.extra_step_us / kernels,
+            SlownessCause::SlowLaunches => plan.launch_us += slow.extra_step_us / kernels,
+            SlownessCause::BusyCpu => plan.spinners = 4,
         }
         plan
     }
@@ -343,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_always_gives_the_same_plan() {
+    fn seed_determines_job_plan() {
         for cause in Bottleneck::ALL {
             assert_eq!(JobPlan::new(cause, 3), JobPlan::new(cause, 3));
             let mut steps: Vec<u32> = (0..5).map(|seed| JobPlan::new(cause, seed).steps).collect();
@@ -355,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_slow_rank_is_slow() {
+    fn plan_differs_only_for_slow_rank() {
         for seed in 0..5 {
             let plan = JobPlan::new(Bottleneck::Straggler, seed);
             let slow = plan.slow.unwrap();

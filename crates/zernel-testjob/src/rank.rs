@@ -24,7 +24,7 @@ pub(crate) fn train_rank(
     sys::change_priority(ThreadPriority::Rank);
     // A program imports PyTorch before it uses the GPU.
     let load_torch = || load_torch_library(&directory.join("lib"));
-    let _torch_library = plan.torch.then(load_torch).transpose()?;
+    let _torch_library = plan.announces_as_pytorch.then(load_torch).transpose()?;
     let bytes = plan.batch_bytes.max(plan.checkpoint_bytes).max(4096);
     let gpu = RankGpu::open(&directory.join("lib"), rank.into(), plan, bytes)?;
     // This copies the model to the GPU before the loaders start.
@@ -37,7 +37,7 @@ pub(crate) fn train_rank(
         RankCommunicator::join_communicator(&gpu, directory, rank, plan.ranks, plan.bucket_bytes)?;
     let start_torch =
         || TorchAnnouncer::start(&directory.join("lib"), gpu.new_launcher(), plan, seed);
-    let torch = plan.torch.then(start_torch).transpose()?;
+    let torch = plan.announces_as_pytorch.then(start_torch).transpose()?;
     let mut trainer = TrainingLoop {
         torch,
         plan,
@@ -50,12 +50,12 @@ pub(crate) fn train_rank(
     };
     for step in 0..plan.steps {
         trainer.train_step(step)?;
-        if is_due(plan.evaluate_every, step) {
-            trainer.do_and_stamp(JobPart::Evaluation, TrainingLoop::evaluate)?;
+        if is_end_of_interval(plan.evaluate_every, step) {
+            trainer.run_and_stamp_part(JobPart::Evaluation, TrainingLoop::evaluate)?;
         }
-        if is_due(plan.checkpoint_every, step) {
+        if is_end_of_interval(plan.checkpoint_every, step) {
             let path = directory.join(format!("checkpoint-{rank}"));
-            trainer.do_and_stamp(JobPart::Checkpoint, |trainer| {
+            trainer.run_and_stamp_part(JobPart::Checkpoint, |trainer| {
                 trainer.write_checkpoint(&path)
             })?;
         }
@@ -69,14 +69,14 @@ pub(crate) fn train_rank(
 /// Keeps a CPU busy until the process exits. No other thread waits for it.
 fn spin_until_exit() {
     std::thread::spawn(|| {
-        sys::set_priority(ThreadPriority::Last);
+        sys::set_priority(ThreadPriority::SchedIdle);
         loop {
             std::hint::spin_loop();
         }
     });
 }
 
-fn is_due(every: u32, step: u32) -> bool {
+fn is_end_of_interval(every: u32, step: u32) -> bool {
     every > 0 && (step + 1).is_multiple_of(every)
 }
 
@@ -103,14 +103,14 @@ impl TrainingLoop<'_> {
     }
 
     /// Runs `act` under a label in the stamp log.
-    fn do_under_label<T>(&mut self, label: &'static str, act: impl FnOnce(&mut Self) -> T) -> T {
+    fn run_under_label<T>(&mut self, label: &'static str, act: impl FnOnce(&mut Self) -> T) -> T {
         self.labels.stamp(label);
         let done = act(self);
         self.labels.stamp("-");
         done
     }
 
-    fn do_and_stamp(
+    fn run_and_stamp_part(
         &mut self,
         part: JobPart,
         act: impl FnOnce(&mut Self) -> io::Result<()>,
@@ -118,12 +118,12 @@ impl TrainingLoop<'_> {
         let start_ns = now_ns(ClockId::Monotonic);
         match part {
             JobPart::WarmUp | JobPart::Step => {
-                self.do_under_label("+step", |trainer| trainer.do_under_label("+host", act))?;
+                self.run_under_label("+step", |trainer| trainer.run_under_label("+host", act))?;
             }
-            JobPart::Data => self.do_under_label("+data", act)?,
-            JobPart::Update => self.do_under_label("+optimizer", act)?,
-            JobPart::Evaluation => self.do_under_label("+evaluation", act)?,
-            JobPart::Checkpoint => self.do_under_label("+checkpoint", act)?,
+            JobPart::Data => self.run_under_label("+data", act)?,
+            JobPart::Update => self.run_under_label("+optimizer", act)?,
+            JobPart::Evaluation => self.run_under_label("+evaluation", act)?,
+            JobPart::Checkpoint => self.run_under_label("+checkpoint", act)?,
         }
         let end_ns = now_ns(ClockId::Monotonic);
         self.stamps.push(PartStamp {
@@ -136,9 +136,9 @@ impl TrainingLoop<'_> {
 
     fn train_step(&mut self, step: u32) -> io::Result<()> {
         if step >= self.plan.warm_up_steps {
-            return self.do_and_stamp(JobPart::Step, Self::run_optimizer_step);
+            return self.run_and_stamp_part(JobPart::Step, Self::run_optimizer_step);
         }
-        self.do_and_stamp(JobPart::WarmUp, |trainer| {
+        self.run_and_stamp_part(JobPart::WarmUp, |trainer| {
             sys::burn_cpu(trainer.jitter.duration_around(trainer.plan.warm_up_us));
             trainer.run_optimizer_step()
         })
@@ -162,40 +162,40 @@ impl TrainingLoop<'_> {
     }
 
     fn run_optimizer_step(&mut self) -> io::Result<()> {
-        if self.plan.infers {
+        if self.plan.only_infers {
             if let Some(torch) = self.torch.as_ref().filter(|_| self.plan.has_layers) {
                 torch.call_layer()?;
             }
             self.launch(self.plan.launches)?;
             return self.read_loss();
         }
-        let last = self.plan.accumulate - 1;
+        let last = self.plan.micro_batches_per_step - 1;
         for micro_batch in 0..=last {
             self.run_forward_pass()?;
-            let reduces = self.plan.overlaps && micro_batch == last;
-            self.do_under_label("+backward", |trainer| trainer.run_backward_pass(reduces))?;
+            let reduces = self.plan.overlaps_reductions && micro_batch == last;
+            self.run_under_label("+backward", |trainer| trainer.run_backward_pass(reduces))?;
         }
-        if !self.plan.overlaps {
+        if !self.plan.overlaps_reductions {
             self.read_loss()?;
             for _ in 0..self.plan.buckets {
                 self.peers.reduce_bucket(self.plan.bucket_bytes)?;
             }
-            self.peers.join_stream()?;
+            self.peers.wait_for_reductions()?;
             // The training thread reads the norm of the gradients, or whether they are finite. Meanwhile the GPU has
             // only reductions to run.
-            self.do_under_label("+peer", Self::read_one_float)?;
+            self.run_under_label("+peer", Self::read_one_float)?;
         }
         if self.plan.updates_in_backward {
             return Ok(());
         }
-        self.do_and_stamp(JobPart::Update, |trainer| {
+        self.run_and_stamp_part(JobPart::Update, |trainer| {
             trainer.announce_part(OPTIMIZER_STEP)?;
             trainer.launch(trainer.plan.optimizer_launches)?;
             trainer.announce_end_of_part()?;
             trainer.announce_part("Optimizer.zero_grad#AdamW.zero_grad")?;
             trainer.announce_end_of_part()
         })?;
-        match self.plan.overlaps {
+        match self.plan.overlaps_reductions {
             true => self.read_loss(),
             false => Ok(()),
         }
@@ -206,18 +206,18 @@ impl TrainingLoop<'_> {
             0 => self.prepare_batch()?,
             _ => self.take_batch_of_loader()?,
         }
-        self.do_under_label("+forward", |trainer| trainer.launch(trainer.plan.launches))
+        self.run_under_label("+forward", |trainer| trainer.launch(trainer.plan.launches))
     }
 
     /// Prepares a batch on the training thread, as a loop without a `DataLoader` does. The thread announces nothing
     /// meanwhile.
     fn prepare_batch(&mut self) -> io::Result<()> {
-        self.do_and_stamp(JobPart::Data, |trainer| {
+        self.run_and_stamp_part(JobPart::Data, |trainer| {
             sys::burn_cpu(trainer.jitter.duration_around(trainer.plan.load_us));
             Ok(())
         })?;
-        let batch = self.loaders.own_batch();
-        self.do_under_label("+gpu", |trainer| {
+        let batch = self.loaders.batch_buffer_of_training_thread();
+        self.run_under_label("+gpu", |trainer| {
             trainer
                 .gpu
                 .copy_batch_to_gpu(batch, trainer.plan.batch_bytes)
@@ -263,7 +263,7 @@ impl TrainingLoop<'_> {
             self.launch(until - launches * bucket / self.plan.buckets)?;
             self.peers.reduce_bucket(self.plan.bucket_bytes)?;
         }
-        self.peers.join_stream()
+        self.peers.wait_for_reductions()
     }
 
     fn launch(&mut self, launches: u32) -> io::Result<()> {
@@ -276,7 +276,7 @@ impl TrainingLoop<'_> {
     }
 
     fn read_loss(&mut self) -> io::Result<()> {
-        self.do_under_label("+gpu", Self::read_one_float)
+        self.run_under_label("+gpu", Self::read_one_float)
     }
 
     fn read_one_float(&mut self) -> io::Result<()> {

@@ -51,7 +51,7 @@ impl RemoteStorage {
         Ok(Self(stream))
     }
 
-    pub(crate) fn fetch_for(&mut self, how_long: Duration) -> io::Result<()> {
+    pub(crate) fn fetch_with_delay(&mut self, how_long: Duration) -> io::Result<()> {
         self.0
             .write_all(&(how_long.as_micros() as u64).to_le_bytes())?;
         self.0.read_exact(&mut [0; ANSWER_BYTES])
@@ -88,7 +88,7 @@ impl UncachedFile {
         })
     }
 
-    pub(crate) fn read_for(&mut self, how_long: Duration) -> io::Result<()> {
+    pub(crate) fn read_uncached_for(&mut self, how_long: Duration) -> io::Result<()> {
         let end = now_ns(ClockId::Monotonic) + how_long.as_nanos() as u64;
         while now_ns(ClockId::Monotonic) < end {
             self.file.read_exact_at(&mut self.buffer.0, self.offset)?;

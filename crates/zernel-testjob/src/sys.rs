@@ -53,9 +53,9 @@ pub(crate) fn fork_child(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ThreadPriority {
     /// The priority of threads that run only when no other process wants the CPU.
-    Last,
+    SchedIdle,
     /// The usual priority of processes.
-    Usual,
+    SchedOther,
     /// The priority of loaders: above all processes that are not part of the job.
     Loader,
     /// The priority of training threads: above the loaders.
@@ -67,8 +67,8 @@ pub(crate) enum ThreadPriority {
 /// Sets the priority of the calling thread and of processes that it starts, if the kernel permits it.
 pub(crate) fn set_priority(priority: ThreadPriority) {
     let (policy, sched_priority) = match priority {
-        ThreadPriority::Last => (libc::SCHED_IDLE, 0),
-        ThreadPriority::Usual => (libc::SCHED_OTHER, 0),
+        ThreadPriority::SchedIdle => (libc::SCHED_IDLE, 0),
+        ThreadPriority::SchedOther => (libc::SCHED_OTHER, 0),
         ThreadPriority::Loader => (libc::SCHED_RR, 1),
         ThreadPriority::Rank => (libc::SCHED_RR, 2),
         ThreadPriority::Observer => (libc::SCHED_RR, 3),
@@ -89,7 +89,7 @@ pub(crate) fn change_priority(priority: ThreadPriority) {
 /// Gives all processes that `command` starts priority over other processes, if the kernel permits it: the load of the
 /// machine must not become the job's bottleneck. The processes get a session of their own, which the kernel schedules
 /// as one group, with the largest weight. They exit with the thread that starts them.
-pub(crate) fn prioritize_command(command: &mut Command) {
+pub(crate) fn prioritize_job_command(command: &mut Command) {
     let begin = || {
         rustix::process::setsid()?;
         // Kernels without autogroups do not have the file that sets the group's weight.
@@ -150,16 +150,19 @@ impl SharedMemory {
     }
 
     /// The address of the part that begins at the offset `start`.
-    pub(crate) fn part_address(&self, start: usize, bytes: usize) -> *mut u8 {
+    pub(crate) fn address_of_range(&self, start: usize, bytes: usize) -> *mut u8 {
         assert!(start + bytes <= self.bytes, "a part of the memory");
         // SAFETY: the address is inside the mapping.
         unsafe { self.address.add(start) }
     }
 
     /// Fills the part that begins at the offset `start` with a value.
-    pub(crate) fn fill_part(&self, start: usize, bytes: usize, value: u8) {
+    pub(crate) fn fill_range(&self, start: usize, bytes: usize, value: u8) {
         // SAFETY: the part is inside the mapping; the processes take turns, synchronized by their pipes.
-        unsafe { self.part_address(start, bytes).write_bytes(value, bytes) };
+        unsafe {
+            self.address_of_range(start, bytes)
+                .write_bytes(value, bytes);
+        }
     }
 }
 

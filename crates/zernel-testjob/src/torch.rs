@@ -37,7 +37,11 @@ pub(crate) fn install_torch_library(directory: &Path) -> io::Result<()> {
 }
 
 /// Calls the function whose exported (mangled) name contains `name`.
-fn call_exported(library: &Library, name: &str, arguments: [*const c_void; 3]) -> io::Result<()> {
+fn call_library_function(
+    library: &Library,
+    name: &str,
+    arguments: [*const c_void; 3],
+) -> io::Result<()> {
     type Function = unsafe extern "C" fn(*const c_void, *const c_void, *const c_void);
     let exported = EXPORTS.iter().find(|exported| exported.contains(name));
     let exported =
@@ -65,7 +69,7 @@ fn announce_by_library(library: &Library, name: &str) -> io::Result<()> {
     };
     let place = (&raw mut result).cast();
     let arguments = [place, (&raw const string).cast(), ptr::null()];
-    call_exported(library, "record_function_enter_new", arguments)
+    call_library_function(library, "record_function_enter_new", arguments)
 }
 
 /// Announces the parts of the loop, and passes backward passes to their thread.
@@ -94,12 +98,12 @@ impl TorchAnnouncer {
 
     /// Announces the end of the part that was announced last.
     pub(crate) fn announce_end_of_part(&self) -> io::Result<()> {
-        call_exported(&self.library, "PythonRecordFunction", [ptr::null(); 3])
+        call_library_function(&self.library, "PythonRecordFunction", [ptr::null(); 3])
     }
 
     /// Calls a layer of a model.
     pub(crate) fn call_layer(&self) -> io::Result<()> {
-        call_exported(&self.library, "linear", [ptr::null(); 3])
+        call_library_function(&self.library, "linear", [ptr::null(); 3])
     }
 
     /// Runs a backward pass on the backward thread, and waits until it is done.
@@ -107,7 +111,7 @@ impl TorchAnnouncer {
         let graph = &raw const *self;
         let engine = ptr::null();
         let arguments = [engine, (&raw const graph).cast(), ptr::null()];
-        call_exported(&self.library, "thread_main", arguments)?;
+        call_library_function(&self.library, "thread_main", arguments)?;
         self.backward.run(launches)
     }
 }
@@ -185,9 +189,9 @@ impl GlooPeers {
     /// Simulates the reduction of gradients through the CPU (gloo), which takes `time`.
     fn reduce_through_cpu(&self, library: &Library, time: Duration) -> io::Result<()> {
         let ended = |_| io::Error::other("the peers have ended");
-        call_exported(library, "ProcessGroupGloo9allreduce", [ptr::null(); 3])?;
+        call_library_function(library, "ProcessGroupGloo9allreduce", [ptr::null(); 3])?;
         self.requests.send(time).map_err(|_| ended(()))?;
-        call_exported(library, "finalize_backward", [ptr::null(); 3])?;
+        call_library_function(library, "finalize_backward", [ptr::null(); 3])?;
         self.answers.recv().map_err(|_| ended(()))
     }
 }

@@ -2,25 +2,25 @@
 
 use std::process::ExitCode;
 
-use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, LoadMethod, run_part_of_job};
+use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, LoadMethod, run_job_process};
 use zernel_testkit::trial;
 
 fn main() -> ExitCode {
-    if let Some(code) = run_part_of_job() {
+    if let Some(code) = run_job_process() {
         return code.into();
     }
     zernel_testkit::main([
         trial(
-            "everything_in_a_plan_happens",
+            "job_runs_all_parts_of_its_plan",
             &[],
-            everything_in_a_plan_happens,
+            job_runs_all_parts_of_its_plan,
         ),
-        trial("collectives_may_overlap", &[], collectives_may_overlap),
         trial(
-            "a_rank_that_fails_ends_the_job",
+            "overlapped_collectives_complete_all_steps",
             &[],
-            a_rank_that_fails_ends_the_job,
+            overlapped_collectives_complete_all_steps,
         ),
+        trial("failing_rank_ends_job", &[], failing_rank_ends_job),
     ])
 }
 
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 fn short_plan(seed: u64) -> JobPlan {
     JobPlan {
         steps: 12,
-        load: LoadMethod::Network,
+        load_method: LoadMethod::Network,
         load_us: 2_000,
         ..JobPlan::new(Bottleneck::Communication, seed)
     }
@@ -39,15 +39,15 @@ fn count_parts(job: &Job, rank: u32, part: JobPart) -> usize {
     stamps.iter().filter(|stamp| stamp.part == part).count()
 }
 
-fn everything_in_a_plan_happens() {
+fn job_runs_all_parts_of_its_plan() {
     let plan = JobPlan {
-        accumulate: 3,
+        micro_batches_per_step: 3,
         evaluate_every: 4,
         evaluate_batches: 2,
         checkpoint_every: 6,
         checkpoint_bytes: 300_000,
         warm_up_steps: 2,
-        spins: true,
+        spins_for_gpu: true,
         ..short_plan(1)
     };
     let job = Job::new(plan).unwrap();
@@ -73,9 +73,9 @@ fn everything_in_a_plan_happens() {
     }
 }
 
-fn collectives_may_overlap() {
+fn overlapped_collectives_complete_all_steps() {
     let job = Job::new(JobPlan {
-        overlaps: true,
+        overlaps_reductions: true,
         ..short_plan(2)
     });
     let job = job.unwrap();
@@ -83,7 +83,7 @@ fn collectives_may_overlap() {
     assert_eq!(count_parts(&job, 1, JobPart::Step), 10);
 }
 
-fn a_rank_that_fails_ends_the_job() {
+fn failing_rank_ends_job() {
     let job = Job::new(short_plan(3)).unwrap();
     std::fs::remove_file(job.library_path("libnccl.so.2")).unwrap();
     let status = job.job_command().unwrap().status().unwrap();

@@ -73,7 +73,7 @@ mod tests {
     static ALLOCATOR: CountingAllocator = CountingAllocator;
 
     #[test]
-    fn the_peak_counts_memory_that_is_freed_again() {
+    fn peak_bytes_counts_freed_memory() {
         let ((), peak) = peak_bytes(|| {
             drop(std::hint::black_box(vec![0_u8; 1 << 20]));
             drop(std::hint::black_box(vec![0_u8; 3 << 20]));

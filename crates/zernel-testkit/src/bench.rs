@@ -170,14 +170,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_in_the_middle() {
+    fn median_of_odd_even_and_empty_lists() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(Vec::new()).is_nan());
     }
 
     #[test]
-    fn turns_go_forwards_and_backwards() {
+    fn arms_are_measured_in_alternating_order() {
         let mut order = String::new();
         AlternatingTurns::take_turns(&['a', 'b', 'c'], 3, |arm| {
             order.push(arm);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_larger_than_the_difference_does_not_hide_it() {
+    fn difference_of_arms_is_found_under_drift() {
         let mut clock = 0.0;
         let turns = AlternatingTurns::take_turns(&["bare", "probed"], 40, |arm| {
             clock += 10.0;
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_pairs_have_no_difference() {
+    fn interval_of_equal_differences_is_a_point() {
         let difference = TimeDifference::of_pairs(&[7.0; 30]);
         assert_eq!(
             (difference.interval_low, difference.interval_high),

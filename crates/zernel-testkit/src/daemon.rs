@@ -33,7 +33,7 @@ pub struct Daemon {
     pub http: SocketAddr,
     /// The path of the daemon's unix socket.
     pub socket: PathBuf,
-    later_output: JoinHandle<String>,
+    stderr_after_start: JoinHandle<String>,
 }
 
 impl Daemon {
@@ -66,7 +66,7 @@ impl Daemon {
             .spawn()
             .expect("zernel runs");
         let mut errors = BufReader::new(child.stderr.take().expect("piped"));
-        let http = announced_address(&mut errors);
+        let http = metrics_address_in_output(&mut errors);
         let rest = thread::spawn(move || {
             let mut text = String::new();
             let _ = errors.read_to_string(&mut text);
@@ -76,7 +76,7 @@ impl Daemon {
             child,
             http,
             socket: socket.to_owned(),
-            later_output: rest,
+            stderr_after_start: rest,
         }
     }
 
@@ -141,7 +141,7 @@ impl Daemon {
     }
 
     /// Sends a signal and waits until the daemon exits. Returns the exit status and the rest of the daemon's standard
-    /// error. If the exit took longer than [`SLOW_EXIT`], the text also shows where its threads waited.
+    /// error. If the exit took longer than [`MAX_EXIT_TIME_WITHOUT_STACKS`], the text also shows where its threads waited.
     pub fn end_by_signal(mut self, signal: Signal) -> (ExitStatus, String) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
         let begin = Instant::now();
@@ -150,12 +150,12 @@ impl Daemon {
             if let Some(status) = self.child.try_wait().expect("our child") {
                 break status;
             }
-            if waits.is_empty() && begin.elapsed() > SLOW_EXIT {
+            if waits.is_empty() && begin.elapsed() > MAX_EXIT_TIME_WITHOUT_STACKS {
                 waits = kernel_stacks(self.pid());
             }
             thread::sleep(Duration::from_millis(5));
         };
-        let rest = std::mem::replace(&mut self.later_output, thread::spawn(String::new));
+        let rest = std::mem::replace(&mut self.stderr_after_start, thread::spawn(String::new));
         (status, rest.join().expect("a reader") + &waits)
     }
 }
@@ -168,7 +168,7 @@ impl Drop for Daemon {
 }
 
 /// If an exit takes longer than this, the daemon's kernel stacks are recorded.
-const SLOW_EXIT: Duration = Duration::from_millis(1500);
+const MAX_EXIT_TIME_WITHOUT_STACKS: Duration = Duration::from_millis(1500);
 
 /// The kernel stacks of all threads of a process, which show where they wait.
 fn kernel_stacks(pid: u32) -> String {
@@ -183,17 +183,17 @@ fn kernel_stacks(pid: u32) -> String {
 
 /// BPF links that should be freed and are not. Printed with the processes that have descriptors of their programs, and
 /// the kernel stacks of those.
-struct StillAttached<'a> {
+struct UnfreedLinks<'a> {
     links: usize,
     programs: &'a BTreeSet<u32>,
 }
 
-impl Display for StillAttached<'_> {
+impl Display for UnfreedLinks<'_> {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} are not", self.links)?;
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        for pid in pids.filter(|pid| !programs_of(*pid).is_disjoint(self.programs)) {
+        for pid in pids.filter(|pid| !bpf_program_ids_of_process(*pid).is_disjoint(self.programs)) {
             formatter.write_str(&kernel_stacks(pid))?;
         }
         Ok(())
@@ -201,7 +201,7 @@ impl Display for StillAttached<'_> {
 }
 
 /// Ids of the BPF programs of which a process has descriptors.
-fn programs_of(pid: u32) -> BTreeSet<u32> {
+fn bpf_program_ids_of_process(pid: u32) -> BTreeSet<u32> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fdinfo"));
     let descriptors = descriptors.into_iter().flatten().flatten();
     let texts = descriptors.filter_map(|entry| fs::read_to_string(entry.path()).ok());
@@ -213,7 +213,7 @@ fn programs_of(pid: u32) -> BTreeSet<u32> {
 }
 
 /// Reads the address on which a daemon serves metrics from its standard error.
-fn announced_address(errors: &mut impl BufRead) -> SocketAddr {
+fn metrics_address_in_output(errors: &mut impl BufRead) -> SocketAddr {
     let mut all = String::new();
     loop {
         let mut line = String::new();
@@ -272,7 +272,7 @@ pub struct KernelObjects {
 impl KernelObjects {
     fn of_process(pid: u32) -> Self {
         let mut objects = Self {
-            programs: programs_of(pid),
+            programs: bpf_program_ids_of_process(pid),
             links: 0,
         };
         objects.links = objects.attached_links();
@@ -300,7 +300,7 @@ impl KernelObjects {
         eventually_ok("the daemon's links are freed", || {
             match self.attached_links() {
                 0 => Ok(()),
-                links => Err(StillAttached {
+                links => Err(UnfreedLinks {
                     links,
                     programs: &self.programs,
                 }),

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_split_into_commands() {
+    fn indented_blocks_are_split_into_commands() {
         let page = "Text.\n\n    make check    format and clippy\n    sudo A=1 zernel ps | jq '.[0] | {pid}'\n\n    \
                     cargo test \\\n        -p one && cargo fmt\n";
         let commands = commands_of_page("page", page);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn output_after_a_prompt_is_no_command() {
+    fn only_lines_with_prompt_are_commands_of_a_session() {
         let page = "    $ zernel run x\n    zernel run x: 3 s\n";
         assert_eq!(
             words_of_commands(&commands_of_page("page", page)),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn code_in_sentences_counts_if_it_begins_with_a_program() {
+    fn inline_code_counts_if_it_begins_with_a_program() {
         let page =
             "Use `zernel lab\nrun x`, `zernel`, `zernel-lab`, `A=1 make test` and `truth/none`.\n";
         let commands = commands_of_page("page", page);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn fences_of_other_languages_are_no_commands() {
+    fn code_blocks_of_other_languages_are_ignored() {
         let page = "```toml\nmake = 1\n```\n```sh\nmake one\n```\n";
         assert_eq!(
             words_of_commands(&commands_of_page("page", page)),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_substitution_is_part_of_its_word() {
+    fn shell_substitution_is_part_of_its_word() {
         let commands = commands_of_block("zernel attach $(pgrep a | head) -s\n");
         assert_eq!(
             commands,

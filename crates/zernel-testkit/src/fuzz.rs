@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_found_and_its_seed_replays_it() {
+    fn panicking_input_is_found_and_replayed_by_seed() {
         let has_needle = |input: &[u8]| input.windows(6).any(|window| window == b"needle");
         let message = panic_message_of("needle", |input| assert!(!has_needle(input)));
         let (_, seed) = message
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_cpu_time_and_memory_are_found() {
+    fn inputs_with_too_much_cpu_time_or_memory_are_found() {
         let slow = panic_message_of("slow", |_| {
             let start = thread_cpu_time();
             while thread_cpu_time() - start <= MAX_CPU_TIME {}
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_that_never_ends_is_found() {
+    fn watchdog_reports_seed_of_hanging_input() {
         let (sender, found) = mpsc::channel();
         let watchdog = InputWatchdog::start(Duration::from_millis(1), move |seed| {
             sender.send(seed).expect("the test waits");
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_faults_counts_its_inputs() {
+    fn fuzz_run_counts_inputs() {
         if env::var_os(SECONDS_VARIABLE).is_none() {
             let outcome = FuzzTarget::new("self-test", 50).input(*b"x").run(|_| ());
             assert_eq!(outcome.inputs, 51);

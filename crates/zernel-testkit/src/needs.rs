@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_check_runs_once() {
+    fn check_of_need_runs_once() {
         static RUNS: AtomicU32 = AtomicU32::new(0);
         let need = Need {
             name: "bpf",
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bpf_attempt_is_made_once() {
+    fn bpf_need_keeps_result_of_first_attempt() {
         let first = bpf(|| Err("refused"));
         let second = bpf(|| -> Result<(), &str> { unreachable!("the first attempt counts") });
         assert_eq!(first.check_once(), Err("refused".into()));

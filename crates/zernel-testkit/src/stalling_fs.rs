@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stalled_file_answers_only_after_its_release() {
+    fn stalled_file_is_readable_after_answer_again() {
         let directory = tempfile::tempdir().unwrap();
         let Ok(files) = StallingFs::mount(directory.path(), "file", b"content".to_vec()) else {
             return; // no FUSE here

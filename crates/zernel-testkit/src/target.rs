@@ -35,15 +35,15 @@ pub fn run_role(roles: &[(&str, TargetRole)]) -> Option<ExitCode> {
     let (_, role) = roles.iter().find(|(name, _)| *name == wanted)?;
     let rounds = env::var(ROUNDS_VARIABLE).ok()?.parse().ok()?;
     let directory = PathBuf::from(env::var_os(LIBRARIES_VARIABLE)?);
-    wait_for_line();
+    wait_for_line_on_stdin();
     let driver = Driver::load(&directory);
     role(&driver, rounds);
     println!("done");
-    wait_for_line();
+    wait_for_line_on_stdin();
     Some(ExitCode::SUCCESS)
 }
 
-fn wait_for_line() {
+fn wait_for_line_on_stdin() {
     let input = std::io::stdin().as_fd().try_clone_to_owned();
     // The line is read byte by byte: the rest of the input is for the program that this process may exec.
     let mut input = File::from(input.expect("a pipe"));
@@ -54,7 +54,7 @@ fn wait_for_line() {
 /// In a target: reports that a part of the work is done, and waits until the test starts the next part.
 pub fn end_part_and_wait() {
     println!("done");
-    wait_for_line();
+    wait_for_line_on_stdin();
 }
 
 /// In a target: the directory of the stage, which all targets of the stage share.
@@ -67,7 +67,7 @@ pub fn stage_directory() -> PathBuf {
 static MACHINE_LOCK: RwLock<()> = RwLock::new(());
 
 #[allow(dead_code)] // held, not read
-enum MachineClaim {
+enum MachineLockGuard {
     Shared(RwLockReadGuard<'static, ()>),
     Alone(RwLockWriteGuard<'static, ()>),
 }
@@ -76,29 +76,29 @@ enum MachineClaim {
 /// stage at a time.
 pub struct Stage {
     directory: tempfile::TempDir,
-    _claim: MachineClaim,
+    _lock_guard: MachineLockGuard,
 }
 
 impl Stage {
     /// Creates a stage. Other tests may have stages at the same time.
     pub fn new(prologue: Prologue) -> Self {
         let guard = MACHINE_LOCK.read().unwrap_or_else(PoisonError::into_inner);
-        Self::with_claim(prologue, MachineClaim::Shared(guard))
+        Self::with_lock_guard(prologue, MachineLockGuard::Shared(guard))
     }
 
     /// Creates a stage when no other test has one, and keeps other tests waiting until it is dropped.
     pub fn with_machine_alone(prologue: Prologue) -> Self {
         let guard = MACHINE_LOCK.write().unwrap_or_else(PoisonError::into_inner);
-        Self::with_claim(prologue, MachineClaim::Alone(guard))
+        Self::with_lock_guard(prologue, MachineLockGuard::Alone(guard))
     }
 
-    fn with_claim(prologue: Prologue, claim: MachineClaim) -> Self {
+    fn with_lock_guard(prologue: Prologue, claim: MachineLockGuard) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         install_libraries(&directory.path().join("lib"), prologue)
             .expect("the libraries are built");
         Self {
             directory,
-            _claim: claim,
+            _lock_guard: claim,
         }
     }
 

@@ -180,7 +180,7 @@ mod tests {
     };
 
     #[test]
-    fn a_trial_with_all_it_needs_runs() {
+    fn trial_runs_if_all_needs_are_met() {
         assert_eq!(check_needs(&[], &["vm"]), Ok(NeedsResult::Met));
         assert_eq!(check_needs(&[MET_NEED], &["root"]), Ok(NeedsResult::Met));
     }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_requirement_is_an_error() {
+    fn unknown_required_need_is_error() {
         assert_eq!(parse_required_needs(" root, vm,"), Ok(vec!["root", "vm"]));
         assert!(parse_required_needs("bfp").unwrap_err().contains("bfp"));
     }

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_condition_is_tried_until_it_holds() {
+    fn eventually_retries_until_condition_holds() {
         let mut attempts = 0;
         eventually("the third attempt", || {
             attempts += 1;
@@ -64,13 +64,13 @@ mod tests {
     }
 
     #[test]
-    fn a_success_returns_its_value() {
+    fn eventually_ok_returns_value_of_success() {
         assert_eq!(eventually_ok("at once", || Ok::<_, Infallible>(7)), 7);
     }
 
     #[test]
     #[should_panic(expected = "not within 5ms: pigs fly: no wings")]
-    fn a_condition_that_never_holds_is_named_with_the_last_error() {
+    fn retry_panics_with_name_and_last_error() {
         retry(Duration::from_millis(5), "pigs fly", || {
             Err::<(), _>("no wings")
         });

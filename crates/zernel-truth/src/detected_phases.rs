@@ -15,8 +15,8 @@ use zernel_phase::{
 use crate::label::{StepActivity, ThreadClass};
 use crate::timeline::Timeline;
 use crate::trace::{
-    EXIT_EVENT_NUMBER, EventEntry, LOADS_END_EVENT_NUMBER, LOADS_EVENT_NUMBER, ProcessEntry,
-    RecordedTrace, SampleEntry, TraceEntry,
+    EXIT_EVENT_NUMBER, EventEntry, LOADING_BEGIN_EVENT_NUMBER, LOADING_END_EVENT_NUMBER,
+    ProcessEntry, RecordedTrace, SampleEntry, TraceEntry,
 };
 
 /// All events that a tracker can receive.
@@ -79,7 +79,7 @@ pub struct DetectedThread {
     /// What the thread waits for, if it is blocked.
     block_reasons: Timeline<Option<BlockReason>>,
     /// Whether the thread loads data for its own process.
-    loads: Timeline<bool>,
+    is_loading_data: Timeline<bool>,
     /// All flags that the thread's tracker had at any time, combined.
     tracker_flags: u16,
 }
@@ -117,7 +117,7 @@ impl DetectedThread {
                 StepActivity::DataWait | StepActivity::Unknown => ThreadClass::Other,
             }
         });
-        let classes = by_phase.zip(&of_loader).zip(&self.loads);
+        let classes = by_phase.zip(&of_loader).zip(&self.is_loading_data);
         classes.map(|((by_phase, of_loader), loads)| if loads { of_loader } else { by_phase })
     }
 
@@ -258,26 +258,26 @@ struct PhaseTimelines {
 /// Start times of phases that a later event may correct. The kernel then changes the phase twice, and only the second change
 /// is recorded.
 #[derive(Default)]
-struct Corrections {
-    previous_ns: u64,
-    blocked_ns: u64,
+struct PhaseCorrections {
+    previous_event_ns: u64,
+    blocked_since_ns: u64,
     copy_to_host_ns: u64,
     /// When a time began that later events may turn into loading, or into an optimizer step.
-    undecided_ns: u64,
-    update_ns: u64,
+    undecided_since_ns: u64,
+    update_since_ns: u64,
     flags: u16,
 }
 
-impl Corrections {
+impl PhaseCorrections {
     /// The start of the time that this event corrects, and the phase that the thread was in since then.
-    fn correction(&self, event: Option<ThreadEvent>) -> Option<(u64, WorkloadPhase)> {
+    fn corrected_phase(&self, event: Option<ThreadEvent>) -> Option<(u64, WorkloadPhase)> {
         let has = |flag: u16| self.flags & flag != 0;
         match event? {
             ThreadEvent::CopyToDevice | ThreadEvent::DataBegin if has(RawTracker::UNDECIDED) => {
-                Some((self.undecided_ns, WorkloadPhase::DataLoading))
+                Some((self.undecided_since_ns, WorkloadPhase::DataLoading))
             }
             ThreadEvent::UpdateEnd if has(RawTracker::MAY_UPDATE) => {
-                Some((self.update_ns, WorkloadPhase::OptimizerStep))
+                Some((self.update_since_ns, WorkloadPhase::OptimizerStep))
             }
             ThreadEvent::CopyToHostLeave => {
                 let phase = match has(RawTracker::COLLECTIVE_QUEUED) {
@@ -286,35 +286,37 @@ impl Corrections {
                 };
                 Some((self.copy_to_host_ns, phase))
             }
-            ThreadEvent::AwaitedCompile => Some((self.previous_ns, WorkloadPhase::Unknown)),
+            ThreadEvent::AwaitedCompile => Some((self.previous_event_ns, WorkloadPhase::Unknown)),
             ThreadEvent::AwaitedCollective => {
-                Some((self.previous_ns, WorkloadPhase::NcclCollective))
+                Some((self.previous_event_ns, WorkloadPhase::NcclCollective))
             }
             _ => None,
         }
     }
 
-    fn follow(&mut self, event: &EventEntry, kind: Option<ThreadEvent>) {
+    fn remember_event(&mut self, event: &EventEntry, kind: Option<ThreadEvent>) {
         let is_new = |flag: u16| event.tracker_flags & flag != 0 && self.flags & flag == 0;
         if is_new(RawTracker::UNDECIDED) {
-            self.undecided_ns = match kind {
-                Some(ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches) => self.blocked_ns,
-                Some(ThreadEvent::Fork) => self.previous_ns,
+            self.undecided_since_ns = match kind {
+                Some(ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches) => {
+                    self.blocked_since_ns
+                }
+                Some(ThreadEvent::Fork) => self.previous_event_ns,
                 _ => event.at_ns,
             };
         }
         if is_new(RawTracker::MAY_UPDATE) || kind == Some(ThreadEvent::GpuSyncLeave) {
-            self.update_ns = event.at_ns;
+            self.update_since_ns = event.at_ns;
         }
         if matches!(kind, Some(ThreadEvent::Block(_))) {
-            self.blocked_ns = event.at_ns;
+            self.blocked_since_ns = event.at_ns;
         }
         if kind == Some(ThreadEvent::CopyToHostEnter) {
             self.copy_to_host_ns = event.at_ns;
         }
         self.flags = event.tracker_flags;
         if !matches!(kind, Some(ThreadEvent::Preempt | ThreadEvent::Resume)) {
-            self.previous_ns = event.at_ns;
+            self.previous_event_ns = event.at_ns;
         }
     }
 }
@@ -329,7 +331,7 @@ fn recorded_phases(
     let mut live = Timeline::new(Vec::new(), end_ns);
     let mut deadline_ns = u64::MAX;
     let mut sequence = None;
-    let mut corrections = Corrections::default();
+    let mut corrections = PhaseCorrections::default();
     for event in events {
         if deadline_ns <= event.at_ns {
             corrected.set_from(deadline_ns, WorkloadPhase::Unknown);
@@ -351,13 +353,15 @@ fn recorded_phases(
             let changes = sequence.map_or(1, |before| {
                 event.sequence.wrapping_sub(before) % (1 << PhaseWord::SEQUENCE_BITS)
             });
-            if let Some((since_ns, phase)) = corrections.correction(kind).filter(|_| changes > 1) {
+            if let Some((since_ns, phase)) =
+                corrections.corrected_phase(kind).filter(|_| changes > 1)
+            {
                 corrected.set_from(since_ns, phase);
             }
             corrected.set_from(start_ns, event.phase);
             live.set_from(event.at_ns, event.phase);
         }
-        corrections.follow(event, kind);
+        corrections.remember_event(event, kind);
         sequence = Some(event.sequence);
         deadline_ns = event.deadline_ns;
     }
@@ -420,8 +424,11 @@ fn detected_thread(
     let mut tracker_flags = 0;
     for event in events {
         tracker_flags |= event.tracker_flags;
-        if [LOADS_EVENT_NUMBER, LOADS_END_EVENT_NUMBER].contains(&event.event_number) {
-            loads.set_from(event.at_ns, event.event_number == LOADS_EVENT_NUMBER);
+        if [LOADING_BEGIN_EVENT_NUMBER, LOADING_END_EVENT_NUMBER].contains(&event.event_number) {
+            loads.set_from(
+                event.at_ns,
+                event.event_number == LOADING_BEGIN_EVENT_NUMBER,
+            );
         }
         if event.event_number == EXIT_EVENT_NUMBER {
             is_in_gpu_sync.set_from(event.at_ns, false);
@@ -453,7 +460,7 @@ fn detected_thread(
         live_phases: phases.live,
         is_in_gpu_sync,
         block_reasons,
-        loads,
+        is_loading_data: loads,
         tracker_flags,
     }
 }
@@ -465,7 +472,7 @@ impl EventsByNumber {
     /// Events are matched by their names in the header, because their numbers may change between versions.
     pub(crate) fn new(trace: &RecordedTrace) -> Self {
         let mut events_by_number = vec![None; 1 << 8];
-        for (name, number) in zernel_phase::shared::EVENTS.values {
+        for (name, number) in zernel_phase::shared::EVENT_MIRROR.values {
             let mut events = TRACKER_EVENTS.iter();
             let event = events.find(|event| i64::from(raw_event(**event)) == *number);
             if let Some(recorded) = trace.header.events.get(*name) {
@@ -490,14 +497,14 @@ pub fn sampled_phases(trace: &RecordedTrace, tid: u32) -> Timeline<WorkloadPhase
         if let TraceEntry::Sample(sample) = entry
             && sample.tid == tid
         {
-            current = detector.detect(&task_state_of_sample(sample, current));
+            current = detector.detect(&task_state_from_sample(sample, current));
             timeline.set_from(sample.at_ns, current);
         }
     }
     timeline
 }
 
-fn task_state_of_sample(sample: &SampleEntry, current: WorkloadPhase) -> ZernelTaskState {
+fn task_state_from_sample(sample: &SampleEntry, current: WorkloadPhase) -> ZernelTaskState {
     ZernelTaskState {
         is_ml_process: true,
         current_phase: current,

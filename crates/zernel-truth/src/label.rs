@@ -3,7 +3,7 @@
 use zernel_phase::WorkloadPhase;
 
 /// Declares the labels with their names in stamp logs.
-macro_rules! labels {
+macro_rules! declare_stamp_labels {
     ($($(#[$doc:meta])* $label:ident = $name:literal,)*) => {
         /// What a thread does, as the program itself labels it. The innermost label counts.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,7 +35,7 @@ macro_rules! labels {
     };
 }
 
-labels! {
+declare_stamp_labels! {
     /// Waits for the next batch.
     Data = "data",
     /// The forward pass.

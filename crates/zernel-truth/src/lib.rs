@@ -13,16 +13,16 @@
 //! | `warm_up` | the warm-up of a run, by the rules of this version |
 //! | [`report`] | the score of a trace against its stamp logs |
 //! | [`render`] | that score as text |
-//! | [`bars`] | the least score that a trace must have |
+//! | [`score_limits`] | the least score that a trace must have |
 #![forbid(unsafe_code)]
 
-pub mod bars;
 pub mod detected_phases;
 pub mod gpu_busy;
 pub mod label;
 pub mod render;
 pub mod report;
 pub mod score;
+pub mod score_limits;
 pub mod stamps;
 pub mod timeline;
 pub mod trace;

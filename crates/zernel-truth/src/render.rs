@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::report::TruthReport;
 use crate::score::{DetectionScore, DistanceSummary};
+use crate::verdict::ReportedVerdict;
 
 /// Renders a score.
 #[must_use]
@@ -36,8 +37,13 @@ fn write_report(text: &mut String, report: &TruthReport) -> std::fmt::Result {
         writeln!(text, "median step {:.2} ms", step_us / 1e3)?;
     }
     write_score(text, "Phases of processes", &report.phases)?;
-    writeln!(text, "{:14}{}", "boundaries", distance(&report.boundaries))?;
-    writeln!(text, "{:14}{}", "delay", distance(&report.delays))?;
+    writeln!(
+        text,
+        "{:14}{}",
+        "boundaries",
+        format_distances(&report.boundaries)
+    )?;
+    writeln!(text, "{:14}{}", "delay", format_distances(&report.delays))?;
     let kernel = report.kernel_delay;
     writeln!(
         text,
@@ -55,29 +61,34 @@ fn write_report(text: &mut String, report: &TruthReport) -> std::fmt::Result {
         )?;
     }
     if let Some(reported) = &report.reported {
-        let right = match reported.is_right {
-            Some(true) => "right",
-            Some(false) => "wrong",
-            None => "not scored",
-        };
-        let bound = &reported.bound;
-        writeln!(
-            text,
-            "{:14}{bound} ({right}): {}",
-            "verdict", reported.evidence
-        )?;
+        write_verdict(text, reported)?;
     }
     let sampled = report.sampled_phases.macro_f1;
-    writeln!(text, "{:14}macro-F1 {}", "sampled rule", ratio(sampled))?;
+    writeln!(
+        text,
+        "{:14}macro-F1 {}",
+        "sampled rule",
+        format_ratio(sampled)
+    )?;
     write_score(text, "Activities of processes", &report.activities)?;
     write_score(text, "Classes of threads", &report.classes)
+}
+
+fn write_verdict(text: &mut String, reported: &ReportedVerdict) -> std::fmt::Result {
+    let right = match reported.is_right {
+        Some(true) => "right",
+        Some(false) => "wrong",
+        None => "not scored",
+    };
+    let (bound, evidence) = (&reported.bound, &reported.evidence);
+    writeln!(text, "{:14}{bound} ({right}): {evidence}", "verdict")
 }
 
 fn write_score(text: &mut String, title: &str, score: &DetectionScore) -> std::fmt::Result {
     writeln!(
         text,
         "\n{title}: macro-F1 {}, shares within {:.1} points, unknown {:.1} %, absent {:.1} %",
-        ratio(score.macro_f1),
+        format_ratio(score.macro_f1),
         score.share_error_points,
         score.unknown_share * 100.0,
         score.absent_share * 100.0
@@ -101,19 +112,19 @@ fn write_score(text: &mut String, title: &str, score: &DetectionScore) -> std::f
             text,
             "{:>7.1} %{:>11}{:>8}{:>7}",
             category.truth_share * 100.0,
-            ratio(category.precision),
-            ratio(category.recall),
-            ratio(category.f1)
+            format_ratio(category.precision),
+            format_ratio(category.recall),
+            format_ratio(category.f1)
         )?;
     }
     Ok(())
 }
 
-fn ratio(value: Option<f64>) -> String {
+fn format_ratio(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"))
 }
 
-fn distance(summary: &DistanceSummary) -> String {
+fn format_distances(summary: &DistanceSummary) -> String {
     let time = |time: Option<f64>| {
         time.map_or_else(|| "not detected".to_owned(), |us| format!("{us:.0} µs"))
     };

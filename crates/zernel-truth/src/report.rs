@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use zernel_phase::WorkloadPhase;
-use zernel_report::judge_again;
+use zernel_report::judge_written_report;
 
 use crate::detected_phases::{DetectedProcess, PhaseSource, detect_phases, sampled_phases};
 use crate::gpu_busy::GpuBusyScore;
@@ -17,7 +17,7 @@ use crate::verdict::ReportedVerdict;
 use crate::warm_up::correct_warm_up;
 
 /// Shorter true spans have no boundaries of their own: consecutive stamps of a Python script are up to this far apart.
-const STAMP_RESOLUTION_NS: u64 = 50_000;
+const MIN_SPAN_WITH_BOUNDARIES_NS: u64 = 50_000;
 
 /// The score of one trace.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -85,12 +85,14 @@ pub fn score_trace(trace: &RecordedTrace, stamps: &[StampLog], source: PhaseSour
     }
     sums.median_steps_ns.sort_unstable();
     let median_ns = sums.median_steps_ns.get(sums.median_steps_ns.len() / 2);
-    let absent = stamps.iter().flat_map(|log| log.known_facts.absent.clone());
+    let absent = stamps
+        .iter()
+        .flat_map(|log| log.ground_truth.absent.clone());
     let absent: Vec<String> = absent.collect();
     let first_training_log = stamps.iter().find(|log| !log.step_spans_ns.is_empty());
     TruthReport {
         variant: first_training_log.map_or_else(String::new, |log| log.variant.clone()),
-        verdict: first_training_log.and_then(|log| log.known_facts.verdict.clone()),
+        verdict: first_training_log.and_then(|log| log.ground_truth.verdict.clone()),
         processes: sums.processes,
         lost_events: trace.header.lost_events,
         observed_share: sums.observed_ns as f64 / sums.training_ns.max(1) as f64,
@@ -116,13 +118,13 @@ fn reported_verdict(
     let mut report = trace.header.report.clone()?;
     if source == PhaseSource::Replayed {
         correct_warm_up(&mut report, trace);
-        let verdict = judge_again(&report).ok()?;
+        let verdict = judge_written_report(&report).ok()?;
         report
             .as_object_mut()?
             .insert("verdict".to_owned(), verdict);
     }
     let training_logs = stamps.iter().filter(|log| !log.step_spans_ns.is_empty());
-    let known_verdicts = training_logs.map(|log| (log.pid, log.known_facts.verdict.clone()));
+    let known_verdicts = training_logs.map(|log| (log.pid, log.ground_truth.verdict.clone()));
     ReportedVerdict::from_report(&report, &known_verdicts.collect())
 }
 
@@ -172,7 +174,7 @@ impl ScoreSums {
         self.sampled_phases.add_timelines(&truth, &sampled);
         let true_activities = labels.map(StampLabel::step_activity);
         self.activities.add_timelines(&true_activities, &activities);
-        let truth_without_short_spans = truth.without_short_spans(STAMP_RESOLUTION_NS);
+        let truth_without_short_spans = truth.without_short_spans(MIN_SPAN_WITH_BOUNDARIES_NS);
         self.boundaries
             .add_boundary_distances(&truth_without_short_spans, &phases);
         self.delays

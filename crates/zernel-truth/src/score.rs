@@ -6,7 +6,7 @@ use crate::label::TimeCategory;
 use crate::timeline::Timeline;
 
 /// A category with at least this share of the time counts for the macro-F1.
-const MIN_SCORED_SHARE: f64 = 0.02;
+const MIN_SHARE_FOR_MACRO_F1: f64 = 0.02;
 
 /// How long the truth was one category while another was detected.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl<C: TimeCategory> ConfusionMatrix<C> {
         let categories = self.category_scores(total_ns);
         let scored_categories = categories
             .iter()
-            .filter(|category| category.truth_share >= MIN_SCORED_SHARE);
+            .filter(|category| category.truth_share >= MIN_SHARE_FOR_MACRO_F1);
         let scored_f1: Vec<f64> = scored_categories
             .map(|category| category.f1.unwrap_or(0.0))
             .collect();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_confusion_has_the_known_score() {
+    fn a_known_confusion_matrix_has_the_known_score() {
         let truth = timeline(&[(0, DataLoading), (200, GpuCompute), (990, NcclCollective)]);
         let detected = timeline(&[(0, DataLoading), (100, GpuCompute), (900, OptimizerStep)]);
         let mut confusion = ConfusionMatrix::default();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_compared_has_no_score() {
+    fn an_empty_comparison_has_no_score() {
         let score = ConfusionMatrix::<PhaseCategory>::default().compute_score(&[]);
         assert_eq!((score.macro_f1, score.seconds), (None, 0.0));
     }

@@ -38,7 +38,7 @@ pub struct StampLog {
     /// Name of the script's variant.
     pub variant: String,
     /// Known by construction.
-    pub known_facts: KnownFacts,
+    pub ground_truth: ScriptGroundTruth,
     /// Start of the log, in nanoseconds of CLOCK_MONOTONIC.
     pub begin_ns: u64,
     /// End of the log.
@@ -56,7 +56,7 @@ pub struct StampLog {
 /// What is known about a script by construction.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
-pub struct KnownFacts {
+pub struct ScriptGroundTruth {
     /// The right verdict.
     pub verdict: Option<String>,
     /// Phases that do not occur.
@@ -64,14 +64,14 @@ pub struct KnownFacts {
 }
 
 #[derive(Deserialize)]
-struct StampHeader {
+struct StampLogHeader {
     version: u32,
     pid: u32,
     #[serde(default)]
     variant: String,
     begin: u64,
     #[serde(default)]
-    known: KnownFacts,
+    known: ScriptGroundTruth,
 }
 
 #[derive(Deserialize)]
@@ -89,7 +89,7 @@ enum StampLogLine {
 #[derive(Default)]
 struct ThreadStamps {
     /// Labels that the thread has entered and not left, with the time of entry; `None` stands for a step.
-    open_labels: Vec<(Option<StampLabel>, u64)>,
+    entered_labels: Vec<(Option<StampLabel>, u64)>,
     label_changes: Vec<(u64, StampLabel)>,
     step_spans_ns: Vec<(u64, u64)>,
 }
@@ -106,7 +106,7 @@ impl StampLog {
             line_number: line_index + 1,
             reason,
         };
-        let header: StampHeader =
+        let header: StampLogHeader =
             serde_json::from_str(first_line).map_err(|error| invalid(0, error.to_string()))?;
         if header.version != 1 {
             let reason = format!("version {} is not known", header.version);
@@ -138,7 +138,7 @@ impl StampLog {
     }
 
     fn from_threads(
-        header: StampHeader,
+        header: StampLogHeader,
         threads: BTreeMap<u32, ThreadStamps>,
         end_ns: u64,
     ) -> Self {
@@ -150,7 +150,7 @@ impl StampLog {
         Self {
             pid: header.pid,
             variant: header.variant,
-            known_facts: header.known,
+            ground_truth: header.known,
             begin_ns: header.begin,
             end_ns,
             step_spans_ns: training_thread
@@ -209,14 +209,14 @@ impl ThreadStamps {
             return Err("its time is before that of the thread's last stamp");
         }
         match label.strip_prefix('+') {
-            Some("step") => self.open_labels.push((None, at_ns)),
+            Some("step") => self.entered_labels.push((None, at_ns)),
             Some(name) => {
                 let label = StampLabel::from_name(name).ok_or("unknown label")?;
-                self.open_labels.push((Some(label), at_ns));
+                self.entered_labels.push((Some(label), at_ns));
             }
             None if label == "-" => {
                 let left_label = self
-                    .open_labels
+                    .entered_labels
                     .pop()
                     .ok_or("it leaves a label that was not entered")?;
                 if let (None, start_ns) = left_label {
@@ -225,10 +225,14 @@ impl ThreadStamps {
             }
             None => return Err("a stamp is +label or -"),
         }
-        if self.open_labels.len() > MAX_LABEL_DEPTH {
+        if self.entered_labels.len() > MAX_LABEL_DEPTH {
             return Err("labels nest too deep");
         }
-        let innermost = self.open_labels.iter().rev().find_map(|(label, _)| *label);
+        let innermost = self
+            .entered_labels
+            .iter()
+            .rev()
+            .find_map(|(label, _)| *label);
         self.label_changes
             .push((at_ns, innermost.unwrap_or(StampLabel::Other)));
         Ok(())
@@ -262,7 +266,7 @@ mod tests {
         let log = StampLog::parse(SAMPLE_LOG).unwrap();
         assert_eq!((log.pid, log.training_thread), (7, Some(7)));
         assert_eq!(log.training_span_ns(), Some((100, 200)));
-        assert_eq!(log.known_facts.absent, ["NcclCollective"]);
+        assert_eq!(log.ground_truth.absent, ["NcclCollective"]);
         let labels: Vec<_> = log.process_labels().unwrap().spans().collect();
         let expected = [
             (100, 110, StampLabel::Other),

@@ -32,8 +32,8 @@ impl ReportedVerdict {
         let at_most_seconds = seconds_at(verdict, "at_most_seconds").unwrap_or(0.0);
         let wall_seconds = seconds_at(report, "wall_seconds")?;
         let is_right = match straggler_and_cause(report) {
-            Some((pid, cause)) if verdicts_differ(known_verdicts) => {
-                Some(is_cause_of_straggler(known_verdicts, pid, cause))
+            Some((pid, cause)) if known_verdicts_differ(known_verdicts) => {
+                Some(is_known_cause_of_straggler(known_verdicts, pid, cause))
             }
             _ => {
                 let right_verdict = known_verdicts.values().next()?.as_deref();
@@ -51,7 +51,7 @@ impl ReportedVerdict {
 }
 
 /// Whether the ranks have different bottlenecks.
-fn verdicts_differ(known_verdicts: &KnownVerdicts) -> bool {
+fn known_verdicts_differ(known_verdicts: &KnownVerdicts) -> bool {
     known_verdicts
         .values()
         .any(|verdict| Some(verdict) != known_verdicts.values().next())
@@ -66,7 +66,7 @@ fn straggler_and_cause(report: &Value) -> Option<(u32, &str)> {
 }
 
 /// Whether a part of the straggler's time belongs to its bottleneck, and its peers are known to wait for others.
-fn is_cause_of_straggler(known_verdicts: &KnownVerdicts, pid: u32, cause: &str) -> bool {
+fn is_known_cause_of_straggler(known_verdicts: &KnownVerdicts, pid: u32, cause: &str) -> bool {
     let bottleneck_parts: &[&str] = match known_verdicts.get(&pid).and_then(Option::as_deref) {
         Some("input") => &["prepare", "fetch", "other-data"],
         Some("host") => &["host", "cpu-delay"],

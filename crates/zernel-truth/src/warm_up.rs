@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use zernel_phase::ThreadEvent;
-use zernel_phase::steps::{Launches, Mark, Step, StepDetector, StepSummary};
+use zernel_phase::steps::{Launches, Step, StepDetector, StepMark, StepSummary};
 
 use crate::detected_phases::EventsByNumber;
 use crate::trace::{RecordedTrace, TraceEntry};
@@ -27,7 +27,7 @@ pub(crate) fn correct_warm_up(report: &mut Value, trace: &RecordedTrace) {
 fn warm_up_seconds_by_pid(trace: &RecordedTrace) -> BTreeMap<u64, f64> {
     let events_by_number = EventsByNumber::new(trace);
     let mut pids = BTreeMap::new();
-    let mut loops_by_process: BTreeMap<u32, TrainingLoop> = BTreeMap::new();
+    let mut loops_by_process: BTreeMap<u32, ReplayedSteps> = BTreeMap::new();
     for entry in &trace.entries {
         match entry {
             TraceEntry::Process(process) => drop(pids.insert(process.handle, process.pid)),
@@ -43,8 +43,9 @@ fn warm_up_seconds_by_pid(trace: &RecordedTrace) -> BTreeMap<u64, f64> {
     let pids_and_seconds = loops_by_process
         .iter()
         .filter_map(|(handle, training_loop)| {
-            let summary = StepSummary::from_whole_run(&training_loop.steps, Mark::Optimizer)?;
-            let has_optimizer_steps = training_loop.detector.boundary() == Some(Mark::Optimizer);
+            let summary = StepSummary::from_whole_run(&training_loop.steps, StepMark::Optimizer)?;
+            let has_optimizer_steps =
+                training_loop.detector.boundary() == Some(StepMark::Optimizer);
             let pid = u64::from(*pids.get(handle)?);
             has_optimizer_steps.then_some((pid, summary.warm_up_ns as f64 / 1e9))
         });
@@ -53,26 +54,26 @@ fn warm_up_seconds_by_pid(trace: &RecordedTrace) -> BTreeMap<u64, f64> {
 
 /// The steps of one process.
 #[derive(Default)]
-struct TrainingLoop {
+struct ReplayedSteps {
     detector: StepDetector,
     restarts: u32,
     steps: Vec<Step>,
 }
 
-impl TrainingLoop {
+impl ReplayedSteps {
     fn observe_event(&mut self, event: ThreadEvent, at_ns: u64) {
         let mark = match event {
-            ThreadEvent::BackwardBegin => Mark::Backward,
-            ThreadEvent::OptimizerBegin | ThreadEvent::OptimizerMarker => Mark::Optimizer,
+            ThreadEvent::BackwardBegin => StepMark::Backward,
+            ThreadEvent::OptimizerBegin | ThreadEvent::OptimizerMarker => StepMark::Optimizer,
             _ => return,
         };
-        let count = self.detector.count();
-        self.detector.mark(mark, at_ns, Launches::Unknown);
-        if self.restarts != self.detector.restarts() || self.steps.is_empty() {
-            self.restarts = self.detector.restarts();
-            self.steps = self.detector.recent().iter().copied().collect();
-        } else if self.detector.count() > count {
-            self.steps.extend(self.detector.recent().back());
+        let count = self.detector.step_count();
+        self.detector.record_mark(mark, at_ns, Launches::Unknown);
+        if self.restarts != self.detector.restart_count() || self.steps.is_empty() {
+            self.restarts = self.detector.restart_count();
+            self.steps = self.detector.recent_steps().iter().copied().collect();
+        } else if self.detector.step_count() > count {
+            self.steps.extend(self.detector.recent_steps().back());
         }
     }
 }

@@ -67,7 +67,7 @@ fn trace_of_all_entry_kinds() -> Vec<u8> {
         gpu_utilization_percent: 1,
         nccl_active: false,
     }));
-    let events = zernel_phase::shared::EVENTS.values.iter();
+    let events = zernel_phase::shared::EVENT_MIRROR.values.iter();
     let header = TraceHeader {
         ended_ns: 6000,
         events: events

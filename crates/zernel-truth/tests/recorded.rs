@@ -8,14 +8,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use zernel_truth::bars::ScoreBars;
 use zernel_truth::detected_phases::PhaseSource;
 use zernel_truth::render::render_report;
 use zernel_truth::report::score_trace;
+use zernel_truth::score_limits::ScoreLimits;
 use zernel_truth::stamps::StampLog;
 use zernel_truth::trace::RecordedTrace;
 
-fn data_folder() -> PathBuf {
+fn recordings_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../truth/data")
 }
 
@@ -50,26 +50,26 @@ fn read_recording(folder: &Path) -> (RecordedTrace, Vec<StampLog>) {
     (trace, stamps.collect())
 }
 
-fn read_bars() -> BTreeMap<String, ScoreBars> {
-    let text = fs::read_to_string(data_folder().join("bars.toml")).expect("readable");
+fn read_score_limits() -> BTreeMap<String, ScoreLimits> {
+    let text = fs::read_to_string(recordings_folder().join("bars.toml")).expect("readable");
     toml::from_str(&text).expect("bars")
 }
 
 #[test]
-fn every_recording_has_bars_and_reaches_them() {
-    let mut bars = read_bars();
-    let folders = paths_in_folder(&data_folder());
+fn every_recording_has_limits_and_keeps_them() {
+    let mut bars = read_score_limits();
+    let folders = paths_in_folder(&recordings_folder());
     let mut missed = Vec::new();
     for folder in folders.iter().filter(|path| path.is_dir()) {
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
         let bars = bars.remove(&name);
         let bars = bars.unwrap_or_else(|| panic!("bars.toml has no table {name}"));
-        assert_ne!(bars, ScoreBars::default(), "{name} has no bar");
+        assert_ne!(bars, ScoreLimits::default(), "{name} has no bar");
         let (trace, stamps) = read_recording(folder);
         let report = score_trace(&trace, &stamps, PhaseSource::Replayed);
         println!("{}", render_report(&report));
         missed.extend(
-            bars.missed_bars(&report)
+            bars.violated_limits(&report)
                 .iter()
                 .map(|sentence| format!("{name}: {sentence}")),
         );
@@ -80,11 +80,11 @@ fn every_recording_has_bars_and_reaches_them() {
 
 /// The bars can fail: without events nothing is detected.
 #[test]
-fn a_detector_without_events_misses_the_bars() {
-    for (name, bars) in read_bars() {
-        let (mut trace, stamps) = read_recording(&data_folder().join(&name));
+fn a_detector_without_events_violates_the_limits() {
+    for (name, bars) in read_score_limits() {
+        let (mut trace, stamps) = read_recording(&recordings_folder().join(&name));
         trace.entries.clear();
         let report = score_trace(&trace, &stamps, PhaseSource::Replayed);
-        assert!(!bars.missed_bars(&report).is_empty(), "{name}");
+        assert!(!bars.violated_limits(&report).is_empty(), "{name}");
     }
 }

@@ -9,22 +9,22 @@ use zernel_workload::{Affinity, CloneMode, WorkloadConfig, WorkloadHandle};
 
 const WORKER_COUNT: usize = 128;
 const ROUND_COUNT: usize = 9;
-const WHOLE_LIFE_ARGUMENT: &str = "--whole-life";
+const SPAWN_START_STOP_ARGUMENT: &str = "--whole-life";
 
 /// The time that ktstr 0.50.0, a tool with the same interface, takes on a machine like this one, in ms, and the limit
 /// for this crate.
 struct TimeLimit {
     name: &'static str,
-    other_ms: (f64, f64),
+    ktstr_ms: (f64, f64),
     limit_ms: f64,
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [WHOLE_LIFE_ARGUMENT, workers] => {
+        [SPAWN_START_STOP_ARGUMENT, workers] => {
             let workers = workers.parse().expect("a number of workers");
-            println!("{}", whole_life(workers).as_nanos());
+            println!("{}", time_spawn_start_and_stop(workers).as_nanos());
         }
         // `cargo test` runs this benchmark with other arguments, and then it measures nothing.
         ["--test", ..] => {}
@@ -57,10 +57,10 @@ fn measure_handles() {
         ),
     ] {
         let rounds: Vec<[Duration; 3]> = (0..ROUND_COUNT).map(|_| measure_round(mode)).collect();
-        for (index, (name, other_ms, limit_ms)) in bars.into_iter().enumerate() {
+        for (index, (name, ktstr_ms, limit_ms)) in bars.into_iter().enumerate() {
             let bar = TimeLimit {
                 name,
-                other_ms,
+                ktstr_ms,
                 limit_ms,
             };
             bar.print(median_duration(rounds.iter().map(|round| round[index])));
@@ -74,7 +74,7 @@ fn measure_handles() {
 impl TimeLimit {
     fn print(&self, ours: Duration) {
         let ours_ms = ours.as_secs_f64() * 1e3;
-        let (least, most) = self.other_ms;
+        let (least, most) = self.ktstr_ms;
         println!(
             "{:<26} {:>10.2} {:>18} {:>7.3} {:>10} {}",
             self.name,
@@ -167,8 +167,8 @@ fn measure_stop_of_starved_workers() {
 fn measure_scaling() {
     let (mut small, mut large) = (Vec::new(), Vec::new());
     for _ in 0..5 {
-        small.push(whole_life_in_fresh_process(512));
-        large.push(whole_life_in_fresh_process(4096));
+        small.push(time_spawn_start_and_stop_in_new_process(512));
+        large.push(time_spawn_start_and_stop_in_new_process(4096));
     }
     let (small, large) = (
         median_duration(small.into_iter()),
@@ -182,17 +182,17 @@ fn measure_scaling() {
     );
 }
 
-fn whole_life_in_fresh_process(workers: usize) -> Duration {
+fn time_spawn_start_and_stop_in_new_process(workers: usize) -> Duration {
     let program = std::env::current_exe().expect("this program has a path");
     let output = Command::new(program)
-        .args([WHOLE_LIFE_ARGUMENT, &workers.to_string()])
+        .args([SPAWN_START_STOP_ARGUMENT, &workers.to_string()])
         .output();
     let output = output.expect("this program can be started again");
     let text = String::from_utf8_lossy(&output.stdout);
     Duration::from_nanos(text.trim().parse().expect("the life took some nanoseconds"))
 }
 
-fn whole_life(workers: usize) -> Duration {
+fn time_spawn_start_and_stop(workers: usize) -> Duration {
     let (reports, time) = time_of(|| {
         let mut handle = spawn_workers(CloneMode::Fork, workers);
         handle.start();

@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use crate::shared_state::MAX_CPUS;
-use crate::spec_keys::choice;
+use crate::spec_keys::spec_choice;
 use crate::topology::{CpuSet, Topology};
 
-choice! {
+spec_choice! {
     /// The CPUs that a group's workers may use.
     ///
     /// [`Inherit`](Self::Inherit), [`Exact`](Self::Exact) and [`PerWorker`](Self::PerWorker) name CPUs. The other
@@ -85,13 +85,15 @@ impl Affinity {
                 ));
             }
             Self::RandomSubset { count, seed } => random_subsets(&cpus, *count, *seed, workers),
-            Self::SingleCpu => sets_in_turn(
+            Self::SingleCpu => assign_cpu_sets_round_robin(
                 &cpus.iter().map(|cpu| [*cpu].into()).collect::<Vec<_>>(),
                 workers,
                 1,
             ),
-            Self::LlcAligned => sets_in_turn(&topology.last_level_caches, workers, 1),
-            Self::SmtSiblingPair => sets_in_turn(&smt_cores(topology)?, workers, 2),
+            Self::LlcAligned => {
+                assign_cpu_sets_round_robin(&topology.last_level_caches, workers, 1)
+            }
+            Self::SmtSiblingPair => assign_cpu_sets_round_robin(&smt_cores(topology)?, workers, 2),
             Self::NumaNode(node) => vec![node_cpus(topology, *node)?; workers],
         };
         Ok(Self::PerWorker(sets))
@@ -107,7 +109,7 @@ impl Affinity {
     }
 }
 
-fn sets_in_turn(sets: &[CpuSet], workers: usize, neighbours: usize) -> Vec<CpuSet> {
+fn assign_cpu_sets_round_robin(sets: &[CpuSet], workers: usize, neighbours: usize) -> Vec<CpuSet> {
     (0..workers)
         .filter_map(|worker| sets.get((worker / neighbours) % sets.len().max(1)).cloned())
         .collect()
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_affinity_selects_its_cpus() {
+    fn affinities_resolve_to_cpus_of_topology() {
         assert_eq!(resolved_sets(&Affinity::SingleCpu, 9)[8], [0].into());
         assert_eq!(
             resolved_sets(&Affinity::LlcAligned, 3),
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_random_subset_has_the_size_asked_for_and_follows_its_seed() {
+    fn random_subset_has_requested_size_and_follows_seed() {
         let subset = |seed| resolved_sets(&Affinity::RandomSubset { count: 3, seed }, 16);
         assert!(subset(1).iter().all(|cpus| cpus.len() == 3));
         assert_eq!(subset(1), subset(1));
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_smt_or_nodes_are_an_error() {
+    fn affinity_beyond_topology_is_error() {
         let error = Affinity::NumaNode(7)
             .resolve_on_topology(1, &topology_with_two_nodes())
             .unwrap_err();
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_that_cannot_work_are_refused() {
+    fn invalid_cpu_sets_are_refused() {
         assert!(Affinity::Exact(CpuSet::new()).check_for_workers(1).is_err());
         assert!(Affinity::Exact([5000].into()).check_for_workers(1).is_err());
         assert!(

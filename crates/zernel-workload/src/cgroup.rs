@@ -28,7 +28,7 @@ use crate::clock;
 use crate::config::CloneMode;
 use crate::error::{Error, Result};
 use crate::handle::WorkloadHandle;
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::sys::{process, signal};
 use crate::topology::{CpuSet, format_cpu_list};
 
@@ -39,9 +39,9 @@ const REMOVAL_RETRY_NS: u64 = 2_000_000;
 const CONTROLLERS_FILE: &str = "cgroup.controllers";
 /// The file that lists the controllers that a cgroup gives its children.
 const SUBTREE_CONTROL_FILE: &str = "cgroup.subtree_control";
-const TYPE_FILE: &str = "cgroup.type";
+const CGROUP_TYPE_FILE: &str = "cgroup.type";
 
-table! {
+spec_table! {
     /// A cgroup as a workload file states it.
     #[derive(Eq)]
     pub struct CgroupSpec {
@@ -133,14 +133,14 @@ fn listed_controllers(folder: &Path, file: &str) -> ControllerNames {
 }
 
 /// The extended attribute that marks a controller as enabled by a workload. The last workload disables it.
-fn mark_attribute(controller: &str) -> String {
+fn controller_mark_attribute(controller: &str) -> String {
     format!("user.zernel.{controller}")
 }
 
 /// The controllers that a cgroup gives its children and that no workload has enabled.
-fn controllers_given_by(folder: &Path) -> ControllerNames {
+fn controllers_enabled_by_others(folder: &Path) -> ControllerNames {
     let mut given = listed_controllers(folder, SUBTREE_CONTROL_FILE);
-    given.retain(|name| getxattr(folder, mark_attribute(name), &mut [0; 8]).is_err());
+    given.retain(|name| getxattr(folder, controller_mark_attribute(name), &mut [0; 8]).is_err());
     given
 }
 
@@ -158,7 +158,7 @@ impl EnabledControllers {
         for name in &self.controllers {
             let _ = setxattr(
                 &self.folder,
-                mark_attribute(name),
+                controller_mark_attribute(name),
                 b"1",
                 XattrFlags::empty(),
             );
@@ -218,10 +218,12 @@ fn controllers_to_enable(
     controllers: &ControllerNames,
     mode: CloneMode,
 ) -> Option<Vec<EnabledControllers>> {
-    let parent = lineage.first().filter(|parent| can_host(parent, mode))?;
+    let parent = lineage
+        .first()
+        .filter(|parent| can_hold_worker_cgroups(parent, mode))?;
     let mut changes = Vec::new();
     for folder in lineage {
-        let missing = controllers - &controllers_given_by(folder);
+        let missing = controllers - &controllers_enabled_by_others(folder);
         if missing.is_empty() {
             return Some(changes);
         }
@@ -238,8 +240,8 @@ fn controllers_to_enable(
 }
 
 /// Whether this process can make cgroups below `folder` that hold workers of this mode.
-fn can_host(folder: &Path, mode: CloneMode) -> bool {
-    let kind = fs::read_to_string(folder.join(TYPE_FILE)).unwrap_or_default();
+fn can_hold_worker_cgroups(folder: &Path, mode: CloneMode) -> bool {
+    let kind = fs::read_to_string(folder.join(CGROUP_TYPE_FILE)).unwrap_or_default();
     // A process cannot be in a threaded subtree that another process has made.
     let fits =
         mode == CloneMode::Thread || is_hierarchy_root(folder) || kind.trim_end() == "domain";
@@ -249,7 +251,7 @@ fn can_host(folder: &Path, mode: CloneMode) -> bool {
 /// Whether `folder` is the root of the whole cgroup hierarchy, which may hold processes and have children with
 /// settings.
 fn is_hierarchy_root(folder: &Path) -> bool {
-    !folder.join(TYPE_FILE).exists()
+    !folder.join(CGROUP_TYPE_FILE).exists()
 }
 
 fn holds_no_processes(folder: &Path) -> bool {
@@ -346,7 +348,7 @@ impl WorkloadCgroups {
     }
 
     /// Moves the workers of each cgroup's groups into the cgroup.
-    pub(crate) fn place_workers(&mut self, handle: &WorkloadHandle) {
+    pub(crate) fn move_workers_into_cgroups(&mut self, handle: &WorkloadHandle) {
         for (spec, folder) in &self.created {
             for group in &spec.groups {
                 for (file, id) in files_and_task_ids(handle, group) {
@@ -404,7 +406,7 @@ fn make_folder(folder: &Path) -> std::result::Result<(), String> {
 }
 
 fn make_threaded(folder: &Path) -> std::result::Result<(), String> {
-    write_cgroup_file(folder, TYPE_FILE, "threaded")
+    write_cgroup_file(folder, CGROUP_TYPE_FILE, "threaded")
         .map_err(|error| format!("cannot make {} threaded: {error}", folder.display()))
 }
 
@@ -425,7 +427,7 @@ struct CgroupJanitor {
     pid: libc::pid_t,
     /// The caller's end of a pipe to the janitor. If the pipe closes, the caller has died. A caller that is done writes
     /// a byte, because other children of its process may hold the pipe open.
-    lifeline: Option<OwnedFd>,
+    caller_pipe_end: Option<OwnedFd>,
 }
 
 impl CgroupJanitor {
@@ -439,23 +441,26 @@ impl CgroupJanitor {
             .collect::<io::Result<_>>()?;
         let undo = cleanups_of_controllers(changes)?;
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-        let mut lifeline = Some(writer);
+        let mut caller_pipe_end = Some(writer);
         let pid = process::fork(|| {
             signal::block_all_signals();
-            drop(lifeline.take());
+            drop(caller_pipe_end.take());
             while rustix::io::read(&reader, &mut [0; 8]) == Err(rustix::io::Errno::INTR) {}
             folders.iter().for_each(remove_when_empty);
             undo.iter().for_each(ControllerCleanup::disable_controller);
             0
         })?;
-        Ok(Self { pid, lifeline })
+        Ok(Self {
+            pid,
+            caller_pipe_end,
+        })
     }
 }
 
 impl Drop for CgroupJanitor {
     fn drop(&mut self) {
-        if let Some(lifeline) = self.lifeline.take() {
-            let _ = rustix::io::write(&lifeline, &[1]);
+        if let Some(caller_pipe_end) = self.caller_pipe_end.take() {
+            let _ = rustix::io::write(&caller_pipe_end, &[1]);
         }
         let _ = process::reap_child(self.pid);
     }
@@ -473,7 +478,7 @@ impl ControllerCleanup {
     fn new(folder: &Path, controller: &str) -> io::Result<Self> {
         Ok(Self {
             folder: c_path(folder)?,
-            mark: CString::new(mark_attribute(controller))?,
+            mark: CString::new(controller_mark_attribute(controller))?,
             file: c_path(&folder.join(SUBTREE_CONTROL_FILE))?,
             text: format!("-{controller}"),
         })

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::affinity::Affinity;
 use crate::error::{Error, Result};
 use crate::policy::{MemoryPolicy, SchedPolicy};
-use crate::spec_keys::{choice, table};
+use crate::spec_keys::{spec_choice, spec_table};
 use crate::topology::Topology;
 use crate::work::WorkType;
 
@@ -17,7 +17,7 @@ const MAX_COMM_BYTES: usize = 15;
 /// Largest number of workers of a group. No pid space holds more.
 const MAX_WORKERS: usize = 1 << 20;
 
-choice! {
+spec_choice! {
     /// Whether workers are processes or threads.
     #[derive(Copy, Hash)]
     pub enum CloneMode, default Fork {
@@ -28,7 +28,7 @@ choice! {
     }
 }
 
-table! {
+spec_table! {
     /// A group of workers with the same work and the same settings.
     pub struct WorkSpec {
         /// Name of the group in errors and reports; unique.
@@ -219,7 +219,7 @@ impl WorkSpec {
         let team = work.team_size(self.workers);
         if self.workers > 0 && (team == 0 || !self.workers.is_multiple_of(team)) {
             let team = if team == 0 {
-                work.smallest_team()
+                work.min_team_size()
             } else {
                 team
             };
@@ -236,7 +236,10 @@ impl WorkSpec {
     }
 
     fn check_container(&self) -> Result<()> {
-        match (&self.pcomm, self.work_type.as_work().refused_in_container()) {
+        match (
+            &self.pcomm,
+            self.work_type.as_work().reason_refused_in_container(),
+        ) {
             (Some(pcomm), Some(why)) => {
                 let problem = format!(
                     "`{}` cannot run in the container `{pcomm}`: {why}",
@@ -323,7 +326,7 @@ impl WorkloadConfig {
 
     /// Applies `change` to the first group.
     #[must_use]
-    pub fn first(mut self, change: impl FnOnce(WorkSpec) -> WorkSpec) -> Self {
+    pub fn change_first_group(mut self, change: impl FnOnce(WorkSpec) -> WorkSpec) -> Self {
         let first = if self.specs.is_empty() {
             WorkSpec::default()
         } else {
@@ -336,31 +339,31 @@ impl WorkloadConfig {
     /// Sets the first group's number of workers.
     #[must_use]
     pub fn workers(self, workers: usize) -> Self {
-        self.first(|spec| spec.workers(workers))
+        self.change_first_group(|spec| spec.workers(workers))
     }
 
     /// Sets the work type of the first group.
     #[must_use]
     pub fn work_type(self, work_type: WorkType) -> Self {
-        self.first(|spec| spec.work_type(work_type))
+        self.change_first_group(|spec| spec.work_type(work_type))
     }
 
     /// Sets the CPUs that the first group's workers may use.
     #[must_use]
     pub fn affinity(self, affinity: Affinity) -> Self {
-        self.first(|spec| spec.affinity(affinity))
+        self.change_first_group(|spec| spec.affinity(affinity))
     }
 
     /// Sets the first group's scheduling policy.
     #[must_use]
     pub fn policy(self, policy: SchedPolicy) -> Self {
-        self.first(|spec| spec.policy(policy))
+        self.change_first_group(|spec| spec.policy(policy))
     }
 
     /// Sets the first group's nice value.
     #[must_use]
     pub fn nice(self, nice: i32) -> Self {
-        self.first(|spec| spec.nice(nice))
+        self.change_first_group(|spec| spec.nice(nice))
     }
 
     /// Returns the workload with machine-dependent affinities replaced by CPUs of `topology`.

@@ -56,7 +56,7 @@ pub(crate) fn run_container(
         let word = &shared.header().container_errno;
         word.store(errno.raw_os_error(), Ordering::Release);
     };
-    if let Err(errno) = become_leader(leader) {
+    if let Err(errno) = set_name_and_ids_of_leader(leader) {
         failed(errno);
         return 1;
     }
@@ -69,7 +69,7 @@ pub(crate) fn run_container(
     0
 }
 
-fn become_leader(leader: &ContainerPlan) -> Result<(), Errno> {
+fn set_name_and_ids_of_leader(leader: &ContainerPlan) -> Result<(), Errno> {
     set_name(&leader.pcomm)?;
     leader.gid.map_or(Ok(()), set_gid)?;
     leader.uid.map_or(Ok(()), set_uid)

@@ -21,7 +21,7 @@ use crate::worker_threads::WorkerThreads;
 use crate::workload_plan::{WorkloadPlan, cpu_mask};
 
 /// Time that the next worker may take to become ready.
-const MAX_READY_NS: u64 = 2_000_000_000;
+const NEXT_WORKER_READY_TIMEOUT_NS: u64 = 2_000_000_000;
 
 /// A handle on worker tasks that wait for [`start`](Self::start), so that they can be placed in
 /// cgroups first.
@@ -115,13 +115,13 @@ impl WorkloadHandle {
 
     fn wait_until_ready(&self) -> Result<()> {
         let mut ready = self.shared.passed_count(WorkerStage::Ready);
-        while !self
-            .shared
-            .wait_until_all_passed(WorkerStage::Ready, clock::now_ns() + MAX_READY_NS)
-        {
+        while !self.shared.wait_until_all_passed(
+            WorkerStage::Ready,
+            clock::now_ns() + NEXT_WORKER_READY_TIMEOUT_NS,
+        ) {
             let now_ready = self.shared.passed_count(WorkerStage::Ready);
             if now_ready == ready {
-                return Err(self.not_ready());
+                return Err(self.not_ready_error());
             }
             ready = now_ready;
         }
@@ -130,7 +130,7 @@ impl WorkloadHandle {
         exited.map_or(Ok(()), |worker| Err(self.early_death_error(worker)))
     }
 
-    fn not_ready(&self) -> Error {
+    fn not_ready_error(&self) -> Error {
         let late = (0..self.shared.worker_count())
             .find(|worker| !self.shared.has_passed(*worker, WorkerStage::Ready));
         let worker = late.unwrap_or(0);
@@ -175,8 +175,8 @@ impl WorkloadHandle {
     }
 
     /// The pid of the process that a worker runs in.
-    pub(crate) fn process_of(&self, worker: usize) -> pid_t {
-        match self.plan.process_of(worker) {
+    pub(crate) fn process_pid_of_worker(&self, worker: usize) -> pid_t {
+        match self.plan.process_index_of_worker(worker) {
             Some(process) => self.keeper.pid_of(process),
             None => rustix::process::getpid().as_raw_nonzero().get(),
         }
@@ -258,6 +258,6 @@ impl WorkloadHandle {
 
 impl Drop for WorkloadHandle {
     fn drop(&mut self) {
-        stop_workers::end_workers_at_once(self);
+        stop_workers::kill_workers_without_reports(self);
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
-use zernel_model::h2::{self, BucketRange};
+use zernel_model::log_linear_buckets::{self, BucketRange};
 
 /// The largest value that has a bucket of its own range: 18 minutes, in nanoseconds. All larger values share the last
 /// bucket.
@@ -15,7 +15,7 @@ const LARGEST_BUCKETED_NS: u64 = (1 << 40) - 1;
 const BUCKET_COUNT: usize = bucket_of(LARGEST_BUCKETED_NS) + 1;
 
 const fn bucket_of(ns: u64) -> usize {
-    h2::bucket_index(if ns > LARGEST_BUCKETED_NS {
+    log_linear_buckets::bucket_index(if ns > LARGEST_BUCKETED_NS {
         LARGEST_BUCKETED_NS
     } else {
         ns
@@ -55,7 +55,7 @@ impl SharedHistogram {
         let filled = |(index, count): (usize, &AtomicU32)| {
             let count = u64::from(count.load(Relaxed));
             (count > 0).then(|| Bucket {
-                up_to_ns: BucketRange::of_bucket(index).last(),
+                up_to_ns: BucketRange::from_bucket_index(index).last_value(),
                 count,
             })
         };
@@ -198,11 +198,11 @@ mod tests {
     }
 
     #[test]
-    fn every_value_falls_into_a_bucket_at_most_a_sixteenth_wide() {
+    fn bucket_width_is_at_most_a_sixteenth_of_value() {
         for value in (0..4096)
             .chain((12..40).flat_map(|power| [(1 << power) - 1, 1 << power, (1 << power) + 1]))
         {
-            let bound = BucketRange::of_bucket(bucket_of(value)).last();
+            let bound = BucketRange::from_bucket_index(bucket_of(value)).last_value();
             assert!(
                 bound >= value && bound - value <= value / 16,
                 "{value} fell into a bucket up to {bound}"
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn totals_are_exact_and_quantiles_close() {
+    fn histogram_totals_are_exact_and_quantiles_close() {
         let histogram = histogram_of(1..=1000);
         assert_eq!((histogram.count, histogram.sum_ns), (1000, 500_500));
         assert_eq!((histogram.min_ns, histogram.max_ns), (1, 1000));
@@ -222,13 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn a_value_beyond_the_last_bucket_keeps_its_true_total() {
+    fn value_beyond_last_bucket_counts_in_sum_and_max() {
         let histogram = histogram_of([1 << 50]);
         assert_eq!((histogram.sum_ns, histogram.max_ns), (1 << 50, 1 << 50));
     }
 
     #[test]
-    fn since_and_merged_add_up() {
+    fn histogram_since_and_merged_are_inverse() {
         let (early, all) = (histogram_of(1..=10), histogram_of(1..=100));
         let late = all.since(&early);
         assert_eq!((late.count, late.sum_ns), (90, 4995));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn without_values_there_is_no_quantile() {
+    fn empty_histogram_has_no_quantile_or_mean() {
         assert_eq!(histogram_of([]).quantile(0.5), None);
         assert_eq!(histogram_of([]).mean_ns(), None);
     }

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use crate::clock::us_to_ns;
-use crate::spec_keys::choice;
+use crate::spec_keys::spec_choice;
 use crate::sys::sched::SchedAttributes;
 
 const SCHED_EXT: u32 = 7;
 
-choice! {
+spec_choice! {
     /// The scheduling class of a worker.
     pub enum SchedPolicy {
         /// The kernel's default, `SCHED_OTHER`.
@@ -135,7 +135,7 @@ pub fn outrank_all_threads() -> std::io::Result<()> {
     Ok(crate::sys::sched::set_sched_attributes(0, attributes)?)
 }
 
-choice! {
+spec_choice! {
     /// The NUMA nodes that a worker's memory comes from.
     pub enum MemoryPolicy {
         /// Memory comes from the node of the CPU that touches a page first.
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_out_of_range_are_named() {
+    fn policy_parameters_out_of_range_are_named() {
         assert!(
             SchedPolicy::Fifo { priority: 100 }
                 .check_parameters()
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_become_bits() {
+    fn memory_policy_nodes_become_bit_mask() {
         assert_eq!(
             MemoryPolicy::Interleave([0, 3].into()).mode_and_nodes(),
             (libc::MPOL_INTERLEAVE, 0b1001)

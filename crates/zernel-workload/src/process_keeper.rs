@@ -29,7 +29,7 @@ const KEEPER_STACK_BYTES: usize = 2 << 20;
 
 /// Pause between two checks for ended processes, for each remaining process. A check takes time for each remaining
 /// process, so one check per ended process would take quadratic time.
-const PAUSE_PER_PROCESS: Duration = Duration::from_micros(1);
+const REAP_PAUSE_PER_PROCESS: Duration = Duration::from_micros(1);
 
 /// How a worker process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,11 +37,11 @@ pub(crate) enum ProcessEnd {
     /// The process ended by itself or by a signal; the kernel reported this status.
     Child(ChildEnd),
     /// The handle killed the process.
-    KilledByUs,
+    KilledByHandle,
     /// The kernel's OOM killer killed the process.
     OutOfMemory,
     /// Other code in the calling process reaped the process, and took its status.
-    TakenByOthers,
+    ReapedElsewhere,
 }
 
 /// A worker process, and how it ended.
@@ -99,7 +99,7 @@ impl ProcessKeeper {
         match forked.recv().unwrap_or_else(|_| ended_early()) {
             Ok(()) => Ok(keeper),
             Err((process, error)) => {
-                keeper.join_if_done();
+                keeper.join_if_all_processes_exited();
                 Err(spawn_error(plan, process, "fork a worker", error))
             }
         }
@@ -132,7 +132,7 @@ impl ProcessKeeper {
     }
 
     /// Calls `act` with the pid of a worker process unless the process has exited. The pid cannot be reused meanwhile.
-    pub(crate) fn with_living(&self, process: usize, act: impl FnOnce(pid_t)) {
+    pub(crate) fn with_pid_if_living(&self, process: usize, act: impl FnOnce(pid_t)) {
         let table = lock_table(&self.table);
         if let Some(process) = table
             .processes
@@ -157,7 +157,7 @@ impl ProcessKeeper {
 
     /// Joins the supervisor thread if all its processes have exited. Otherwise the thread keeps running and reaps the
     /// remaining processes.
-    pub(crate) fn join_if_done(&mut self) {
+    pub(crate) fn join_if_all_processes_exited(&mut self) {
         let all_exited = lock_table(&self.table)
             .processes
             .iter()
@@ -211,7 +211,7 @@ impl KeeperTask {
             match pid {
                 Ok(pid) => self.add_process(pid),
                 Err(error) => {
-                    self.give_up();
+                    self.kill_and_reap_all();
                     let _ = forked.send(Err((index, error)));
                     return;
                 }
@@ -277,7 +277,7 @@ impl KeeperTask {
         0
     }
 
-    fn give_up(&self) {
+    fn kill_and_reap_all(&self) {
         lock_table(&self.table)
             .processes
             .iter()
@@ -304,14 +304,14 @@ impl KeeperTask {
             let left = table.living_count();
             drop(table);
             if more_may_follow {
-                std::thread::sleep(PAUSE_PER_PROCESS.saturating_mul(left));
+                std::thread::sleep(REAP_PAUSE_PER_PROCESS.saturating_mul(left));
             }
         }
         let mut table = lock_table(&self.table);
         for (index, process) in table.processes.iter_mut().enumerate() {
             if process.end.is_none() {
-                process.end = Some(ProcessEnd::TakenByOthers);
-                self.mark_exited(index);
+                process.end = Some(ProcessEnd::ReapedElsewhere);
+                self.mark_workers_exited(index);
             }
         }
     }
@@ -334,7 +334,7 @@ impl KeeperTask {
     fn is_expected_to_end(&self, table: &ProcessTable, index: usize) -> bool {
         let first_worker = self.plan.processes[index].workers.start;
         let outcome = self.shared.record(first_worker).outcome.load(Acquire);
-        outcome != outcome::NONE || table.processes[index].is_killed
+        outcome != outcome::NOT_ENDED || table.processes[index].is_killed
     }
 
     fn reap_process(&self, table: &mut ProcessTable, index: usize) {
@@ -343,27 +343,27 @@ impl KeeperTask {
             is_killed: killed,
             ..
         } = table.processes[index];
-        self.save_last_numbers(pid, index);
+        self.save_kernel_counters(pid, index);
         let may_be_oom = self.may_be_oom_victim(pid, index);
         let end = match process::reap_child(pid) {
             Ok(ChildEnd::Signaled {
                 signal: libc::SIGKILL,
                 ..
-            }) if killed => ProcessEnd::KilledByUs,
+            }) if killed => ProcessEnd::KilledByHandle,
             Ok(ChildEnd::Signaled {
                 signal: libc::SIGKILL,
                 ..
             }) if may_be_oom && table.oom_kill_happened() => ProcessEnd::OutOfMemory,
             Ok(end) => ProcessEnd::Child(end),
-            Err(_) => ProcessEnd::TakenByOthers,
+            Err(_) => ProcessEnd::ReapedElsewhere,
         };
         table.processes[index].end = Some(end);
-        self.mark_exited(index);
+        self.mark_workers_exited(index);
     }
 
     /// Reads the kernel's counters of a dead worker that could not write its last numbers. The kernel keeps the
     /// counters until the process is reaped.
-    fn save_last_numbers(&self, pid: pid_t, index: usize) {
+    fn save_kernel_counters(&self, pid: pid_t, index: usize) {
         let process = &self.plan.processes[index];
         let record = self.shared.record(process.workers.start);
         if process.container.is_none() && record.ended_ns.load(Acquire) == 0 {
@@ -375,11 +375,11 @@ impl KeeperTask {
     /// process counts an OOM kill or cannot be read.
     fn may_be_oom_victim(&self, pid: pid_t, index: usize) -> bool {
         let mut workers = self.plan.processes[index].workers.clone();
-        workers.any(|worker| self.shared.record(worker).outcome.load(Acquire) == outcome::NONE)
+        workers.any(|worker| self.shared.record(worker).outcome.load(Acquire) == outcome::NOT_ENDED)
             && procfs::cgroup_oom_kills(pid) != Some(0)
     }
 
-    fn mark_exited(&self, index: usize) {
+    fn mark_workers_exited(&self, index: usize) {
         self.plan.processes[index]
             .workers
             .clone()

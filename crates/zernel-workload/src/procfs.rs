@@ -99,40 +99,40 @@ fn oom_kills_in(file: &Path) -> Option<u64> {
 
 impl KernelCounters {
     /// Stores the current counters as those of the worker's first run. Reports count from these.
-    pub(crate) fn remember_first_run(&self) {
+    pub(crate) fn store_values_at_first_run(&self) {
         let now = [
             &self.cpu_ns,
             &self.run_delay_plus_one,
             &self.voluntary_switches,
             &self.involuntary_switches,
         ];
-        for (kept, counter) in self.at_first_run.iter().zip(now) {
+        for (kept, counter) in self.values_at_first_run.iter().zip(now) {
             kept.store(counter.load(Relaxed), Relaxed);
         }
     }
 
     /// CPU time since the worker's first run.
     pub(crate) fn cpu_ns(&self) -> u64 {
-        self.since_first_run(0, self.cpu_ns.load(Relaxed))
+        self.increase_since_first_run(0, self.cpu_ns.load(Relaxed))
     }
 
     /// Time of waiting for a CPU since the worker's first run; `None` if the kernel does not count it.
     pub(crate) fn run_delay_ns(&self) -> Option<u64> {
         let run_delay_plus_one = self.run_delay_plus_one.load(Relaxed);
-        (run_delay_plus_one > 0).then(|| self.since_first_run(1, run_delay_plus_one))
+        (run_delay_plus_one > 0).then(|| self.increase_since_first_run(1, run_delay_plus_one))
     }
 
     /// Voluntary and involuntary context switches since the worker's first run.
     pub(crate) fn context_switches(&self) -> (u64, u64) {
-        let voluntary = self.since_first_run(2, self.voluntary_switches.load(Relaxed));
+        let voluntary = self.increase_since_first_run(2, self.voluntary_switches.load(Relaxed));
         (
             voluntary,
-            self.since_first_run(3, self.involuntary_switches.load(Relaxed)),
+            self.increase_since_first_run(3, self.involuntary_switches.load(Relaxed)),
         )
     }
 
-    fn since_first_run(&self, counter: usize, now: u64) -> u64 {
-        now.saturating_sub(self.at_first_run[counter].load(Relaxed))
+    fn increase_since_first_run(&self, counter: usize, now: u64) -> u64 {
+        now.saturating_sub(self.values_at_first_run[counter].load(Relaxed))
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oom_kills_are_read_from_the_nearest_cgroup_that_accounts_for_memory() {
+    fn oom_kills_are_read_from_nearest_memory_cgroup() {
         let mount = tempfile::tempdir().unwrap();
         let mount = mount.path();
         std::fs::create_dir_all(mount.join("job/part")).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn schedstat_is_read_or_refused_whole() {
+    fn schedstat_is_parsed_or_refused() {
         assert_eq!(parse_schedstat(b"73669 55863 2\n"), Some((73669, 55863)));
         assert_eq!(parse_schedstat(b"12"), None);
         assert_eq!(parse_schedstat(b""), None);

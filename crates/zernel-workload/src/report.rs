@@ -126,7 +126,7 @@ impl WorkerReport {
         Self {
             worker,
             group: handle.plan.group_of(worker).name.clone(),
-            pid: handle.process_of(worker),
+            pid: handle.process_pid_of_worker(worker),
             tid: record.tid.load(Relaxed),
             work_units: if completed { work_units } else { 0 },
             iterations: counters.iterations.load(Relaxed),
@@ -175,9 +175,9 @@ fn ended_ns(record: &WorkerRecord) -> u64 {
 fn largest_gap(record: &WorkerRecord, ended_ns: u64) -> WorkGap {
     let last_seen_ns = record.last_seen_ns.load(Relaxed);
     let closed = WorkGap {
-        ns: record.gap_ns.load(Relaxed),
-        at_ns: record.gap_at_ns.load(Relaxed),
-        cpu: record.gap_cpu.load(Relaxed),
+        ns: record.largest_gap_ns.load(Relaxed),
+        at_ns: record.largest_gap_at_ns.load(Relaxed),
+        cpu: record.largest_gap_cpu.load(Relaxed),
     };
     let open = WorkGap {
         ns: ended_ns.saturating_sub(last_seen_ns),
@@ -228,7 +228,7 @@ fn phase_intervals(
 }
 
 fn setting_errors(record: &WorkerRecord) -> Vec<SettingError> {
-    let refused = |setting: Setting| match record.setting_errno[setting as usize].load(Relaxed) {
+    let refused = |setting: Setting| match record.setting_errnos[setting as usize].load(Relaxed) {
         0 => None,
         errno => Some(SettingError {
             setting,
@@ -316,7 +316,7 @@ mod tests {
     use crate::config::WorkloadConfig;
 
     #[test]
-    fn a_corrupt_record_is_reported_as_such() {
+    fn corrupt_worker_record_is_reported() {
         let handle = WorkloadHandle::spawn(&WorkloadConfig::default().workers(2)).unwrap();
         handle.shared.record(1).magic.store(0xbad, Relaxed);
         let reports = handle.stop_and_collect();

@@ -38,13 +38,13 @@ pub(crate) mod command {
 #[repr(u32)]
 pub(crate) enum WorkerPace {
     /// Workers do rounds as fast as they can.
-    Full = 0,
+    FullSpeed = 0,
     /// Workers do rounds, but yield the CPU before each: others have not had the CPU yet, and the handle waits for
     /// them.
-    GiveWay = 1,
+    YieldBeforeRound = 1,
     /// A worker that has done a round sleeps until the stop, if no other worker waits for it. The other workers yield
     /// before each round.
-    Hold = 2,
+    HoldUntilStop = 2,
 }
 
 /// How far a worker has come. A worker passes the stages in this order and never returns to an earlier one.
@@ -56,7 +56,7 @@ pub(crate) enum WorkerStage {
     /// The worker has run after the start.
     Running = 2,
     /// The worker has done its first round, or will do none.
-    Worked = 3,
+    FirstRoundDone = 3,
     /// The worker's work function has returned.
     Ended = 4,
     /// The process of the worker is reaped, or its thread is about to return.
@@ -68,7 +68,7 @@ const STAGE_COUNT: usize = 5;
 /// How a worker's work function ended, as a number in shared memory.
 pub(crate) mod outcome {
     /// The work function has not ended.
-    pub(crate) const NONE: u32 = 0;
+    pub(crate) const NOT_ENDED: u32 = 0;
     /// The work function returned.
     pub(crate) const FINISHED: u32 = 1;
     /// The work function panicked (threads only: the panic of a process aborts it).
@@ -82,9 +82,9 @@ pub(crate) mod outcome {
 #[repr(C, align(128))]
 pub(crate) struct SharedHeader {
     /// 0 until the handle starts the workers. Blocked workers wait on this word.
-    go: AtomicU32,
+    start_word: AtomicU32,
     /// Number of workers that have passed each stage.
-    passed: [AtomicU32; STAGE_COUNT],
+    passed_counts: [AtomicU32; STAGE_COUNT],
     /// When the handle started the workers, on `CLOCK_MONOTONIC`.
     pub(crate) started_ns: AtomicU64,
     /// The error number of the system call that kept a container from being set up.
@@ -121,15 +121,15 @@ pub(crate) struct WorkerRecord {
     pub(crate) failed_errno: AtomicI32,
     /// The kernel's error number for each setting, by [`Setting`](crate::settings::Setting); 0 where the kernel
     /// accepted it.
-    pub(crate) setting_errno: [AtomicI32; 8],
+    pub(crate) setting_errnos: [AtomicI32; 8],
     pub(crate) first_run_ns: AtomicU64,
     pub(crate) last_seen_ns: AtomicU64,
     /// When the work function returned, when the worker was held, or when its exit was noticed.
     pub(crate) ended_ns: AtomicU64,
     pub(crate) kernel: KernelCounters,
-    pub(crate) gap_ns: AtomicU64,
-    pub(crate) gap_at_ns: AtomicU64,
-    pub(crate) gap_cpu: AtomicU32,
+    pub(crate) largest_gap_ns: AtomicU64,
+    pub(crate) largest_gap_at_ns: AtomicU64,
+    pub(crate) largest_gap_cpu: AtomicU32,
     /// The CPU on which the worker was last seen.
     pub(crate) cpu: AtomicU32,
     pub(crate) migrations: AtomicU64,
@@ -152,7 +152,7 @@ pub(crate) struct KernelCounters {
     pub(crate) voluntary_switches: AtomicU64,
     pub(crate) involuntary_switches: AtomicU64,
     /// The values of the four counters above at the worker's first run.
-    pub(crate) at_first_run: [AtomicU64; 4],
+    pub(crate) values_at_first_run: [AtomicU64; 4],
 }
 
 /// A futex word with the times of its last changes. Workers of a team wait on it and wake each other.
@@ -163,33 +163,33 @@ pub(crate) struct FutexSlot {
     pub(crate) word: AtomicU32,
     /// The time of each change of the word, indexed by the value before the change. One stamp is not enough: a waiter
     /// that gets the CPU late needs the time of the change that woke it, not of the latest change.
-    stamps_ns: [AtomicU64; REMEMBERED_STAMPS as usize],
+    stamps_ns: [AtomicU64; STAMPS_PER_SLOT as usize],
 }
 
 /// Number of changes of its word that a slot remembers.
-const REMEMBERED_STAMPS: u32 = 256;
+const STAMPS_PER_SLOT: u32 = 256;
 
 impl FutexSlot {
     /// Stores the present time as that of the next change of the word, which has the value `value` now.
-    pub(crate) fn note_change_from(&self, value: u32) {
-        self.stamp_of(value)
+    pub(crate) fn store_time_of_change_from(&self, value: u32) {
+        self.stamp_of_change_from(value)
             .store(clock::now_ns(), Ordering::Release);
     }
 
     /// Returns when the word changed from `seen`. For a waiter that missed more changes than the slot remembers: the
     /// time of the oldest remembered change.
-    pub(crate) fn changed_from_ns(&self, seen: u32) -> u64 {
+    pub(crate) fn time_of_change_from_ns(&self, seen: u32) -> u64 {
         let word = self.word.load(Ordering::Acquire);
         let missed = word.wrapping_sub(seen);
         // If the word went down, no change was missed. The time of the change from `word` may be written at this
         // moment.
-        let is_lost = (REMEMBERED_STAMPS..u32::MAX / 2).contains(&missed);
+        let is_lost = (STAMPS_PER_SLOT..u32::MAX / 2).contains(&missed);
         let value = if is_lost { word.wrapping_add(1) } else { seen };
-        self.stamp_of(value).load(Ordering::Acquire)
+        self.stamp_of_change_from(value).load(Ordering::Acquire)
     }
 
     /// Stores a message where the slot otherwise keeps the times of changes. The slot must not be used for waiting.
-    pub(crate) fn leave_message(&self, message: &[u64]) {
+    pub(crate) fn write_message(&self, message: &[u64]) {
         for (place, word) in self.stamps_ns.iter().zip(message) {
             place.store(*word, Ordering::Release);
         }
@@ -200,8 +200,8 @@ impl FutexSlot {
         std::array::from_fn(|index| self.stamps_ns[index].load(Ordering::Acquire))
     }
 
-    fn stamp_of(&self, value: u32) -> &AtomicU64 {
-        &self.stamps_ns[(value % REMEMBERED_STAMPS) as usize]
+    fn stamp_of_change_from(&self, value: u32) -> &AtomicU64 {
+        &self.stamps_ns[(value % STAMPS_PER_SLOT) as usize]
     }
 }
 
@@ -231,27 +231,30 @@ unsafe impl SharedPlain for TraceEntry {}
 pub(crate) struct SharedState {
     mapping: SharedMapping,
     workers: usize,
-    records_at: usize,
-    slots_at: usize,
-    trace_at: usize,
+    records_offset: usize,
+    slots_offset: usize,
+    trace_offset: usize,
 }
 
 impl SharedState {
     /// Maps shared memory for this number of workers, futex slots and trace entries.
     pub(crate) fn new(workers: usize, slots: usize, trace_capacity: usize) -> io::Result<Self> {
         let too_large = || io::Error::from(rustix::io::Errno::NOMEM);
-        let (_, end) = place_region::<SharedHeader>(0, 1).ok_or_else(too_large)?;
-        let (_, end) = place_region::<WorkerCounters>(end, workers).ok_or_else(too_large)?;
-        let (records_at, end) = place_region::<WorkerRecord>(end, workers).ok_or_else(too_large)?;
-        let (slots_at, end) = place_region::<FutexSlot>(end, slots).ok_or_else(too_large)?;
-        let (trace_at, end) =
-            place_region::<TraceEntry>(end, trace_capacity).ok_or_else(too_large)?;
+        let (_, end) = offset_and_end_of_region::<SharedHeader>(0, 1).ok_or_else(too_large)?;
+        let (_, end) =
+            offset_and_end_of_region::<WorkerCounters>(end, workers).ok_or_else(too_large)?;
+        let (records_offset, end) =
+            offset_and_end_of_region::<WorkerRecord>(end, workers).ok_or_else(too_large)?;
+        let (slots_offset, end) =
+            offset_and_end_of_region::<FutexSlot>(end, slots).ok_or_else(too_large)?;
+        let (trace_offset, end) =
+            offset_and_end_of_region::<TraceEntry>(end, trace_capacity).ok_or_else(too_large)?;
         Ok(Self {
             mapping: SharedMapping::new(end)?,
             workers,
-            records_at,
-            slots_at,
-            trace_at,
+            records_offset,
+            slots_offset,
+            trace_offset,
         })
     }
 
@@ -264,7 +267,7 @@ impl SharedState {
     }
 
     pub(crate) fn records(&self) -> &[WorkerRecord] {
-        self.mapping.slice(self.records_at, self.workers)
+        self.mapping.slice(self.records_offset, self.workers)
     }
 
     pub(crate) fn record(&self, worker: usize) -> &WorkerRecord {
@@ -273,14 +276,14 @@ impl SharedState {
 
     pub(crate) fn slots(&self, range: &Range<usize>) -> &[FutexSlot] {
         self.mapping.slice(
-            self.slots_at + range.start * size_of::<FutexSlot>(),
+            self.slots_offset + range.start * size_of::<FutexSlot>(),
             range.len(),
         )
     }
 
     pub(crate) fn trace_entries(&self, range: &Range<usize>) -> &[TraceEntry] {
         self.mapping.slice(
-            self.trace_at + range.start * size_of::<TraceEntry>(),
+            self.trace_offset + range.start * size_of::<TraceEntry>(),
             range.len(),
         )
     }
@@ -302,7 +305,7 @@ impl SharedState {
             .stage
             .fetch_max(stage as u32, Ordering::AcqRel);
         for passed in before..stage as u32 {
-            let word = &self.header().passed[passed as usize];
+            let word = &self.header().passed_counts[passed as usize];
             if word.fetch_add(1, Ordering::AcqRel) + 1 == self.workers as u32 {
                 wake_all_waiters(word);
             }
@@ -315,13 +318,13 @@ impl SharedState {
 
     /// Number of workers that have passed `stage`.
     pub(crate) fn passed_count(&self, stage: WorkerStage) -> usize {
-        self.header().passed[stage as usize - 1].load(Ordering::Acquire) as usize
+        self.header().passed_counts[stage as usize - 1].load(Ordering::Acquire) as usize
     }
 
     /// Waits until all workers have passed `stage`, or until the moment `until_ns`. Returns whether all workers have
     /// passed it.
     pub(crate) fn wait_until_all_passed(&self, stage: WorkerStage, until_ns: u64) -> bool {
-        let word = &self.header().passed[stage as usize - 1];
+        let word = &self.header().passed_counts[stage as usize - 1];
         loop {
             let passed = word.load(Ordering::Acquire);
             if passed as usize >= self.workers {
@@ -336,22 +339,22 @@ impl SharedState {
 
     /// Whether the handle has started the workers.
     pub(crate) fn is_started(&self) -> bool {
-        self.header().go.load(Ordering::Acquire) != 0
+        self.header().start_word.load(Ordering::Acquire) != 0
     }
 
     /// Releases the workers that are blocked until the start. The second call does nothing.
-    pub(crate) fn give_start(&self) {
+    pub(crate) fn release_workers(&self) {
         if !self.is_started() {
             let header = self.header();
             header.started_ns.store(clock::now_ns(), Ordering::Release);
-            header.go.store(1, Ordering::Release);
-            wake_all_waiters(&header.go);
+            header.start_word.store(1, Ordering::Release);
+            wake_all_waiters(&header.start_word);
         }
     }
 
     /// Blocks a worker until the handle starts the workers or requests their stop.
     pub(crate) fn wait_for_start(&self, worker: usize) {
-        let started = &self.header().go;
+        let started = &self.header().start_word;
         let command = &self.record(worker).command;
         while started.load(Ordering::Acquire) == 0
             && command.load(Ordering::Acquire) & command::STOP == 0
@@ -380,15 +383,15 @@ impl SharedState {
 
     pub(crate) fn current_pace(&self) -> WorkerPace {
         match self.header().pace.0.load(Ordering::Acquire) {
-            0 => WorkerPace::Full,
-            1 => WorkerPace::GiveWay,
-            _ => WorkerPace::Hold,
+            0 => WorkerPace::FullSpeed,
+            1 => WorkerPace::YieldBeforeRound,
+            _ => WorkerPace::HoldUntilStop,
         }
     }
 }
 
 /// The start and end of an array of `count` values of type `T`, placed behind offset `end`; `None` on overflow.
-fn place_region<T>(end: usize, count: usize) -> Option<(usize, usize)> {
+fn offset_and_end_of_region<T>(end: usize, count: usize) -> Option<(usize, usize)> {
     let start = end.checked_next_multiple_of(align_of::<T>())?;
     let bytes = count.checked_mul(size_of::<T>())?;
     Some((start, start.checked_add(bytes)?))
@@ -424,7 +427,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stages_count_each_worker_once_and_skipped_ones_too() {
+    fn passed_stages_count_each_worker_once() {
         let shared = SharedState::new(2, 0, 0).unwrap();
         shared.pass_stage(0, WorkerStage::Ready);
         shared.pass_stage(0, WorkerStage::Ready);
@@ -436,26 +439,29 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_finds_the_first_change_since_it_looked_or_the_oldest_known() {
+    fn slot_returns_time_of_missed_or_oldest_change() {
         let shared = SharedState::new(1, 1, 0).unwrap();
         let slot = &shared.slots(&(0..1))[0];
         let mut moments_ns = Vec::new();
-        for value in 0..2 * REMEMBERED_STAMPS {
-            slot.note_change_from(value);
+        for value in 0..2 * STAMPS_PER_SLOT {
+            slot.store_time_of_change_from(value);
             slot.word.store(value + 1, Ordering::Release);
-            moments_ns.push(slot.stamp_of(value).load(Ordering::Acquire));
-            let first_kept = (value + 1).saturating_sub(REMEMBERED_STAMPS - 1) as usize;
-            let first_ns = match value < REMEMBERED_STAMPS - 1 {
+            moments_ns.push(slot.stamp_of_change_from(value).load(Ordering::Acquire));
+            let first_kept = (value + 1).saturating_sub(STAMPS_PER_SLOT - 1) as usize;
+            let first_ns = match value < STAMPS_PER_SLOT - 1 {
                 true => moments_ns[0],
                 false => moments_ns[first_kept],
             };
-            assert_eq!(slot.changed_from_ns(0), first_ns, "after {value}");
-            assert_eq!(slot.changed_from_ns(value), moments_ns[value as usize]);
+            assert_eq!(slot.time_of_change_from_ns(0), first_ns, "after {value}");
+            assert_eq!(
+                slot.time_of_change_from_ns(value),
+                moments_ns[value as usize]
+            );
         }
     }
 
     #[test]
-    fn a_wait_ends_at_its_moment_and_not_before() {
+    fn futex_wait_ends_at_its_deadline() {
         let word = AtomicU32::new(1);
         let until_ns = clock::now_ns() + 20_000_000;
         while clock::now_ns() < until_ns {
@@ -466,9 +472,9 @@ mod tests {
     }
 
     #[test]
-    fn regions_do_not_overlap() {
+    fn shared_memory_regions_do_not_overlap() {
         let shared = SharedState::new(3, 2, 4).unwrap();
-        shared.slots(&(0..2))[1].note_change_from(REMEMBERED_STAMPS - 1);
+        shared.slots(&(0..2))[1].store_time_of_change_from(STAMPS_PER_SLOT - 1);
         shared.trace_entries(&(1..4))[2]
             .end_ns
             .store(9, Ordering::Relaxed);
@@ -488,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_beyond_all_memory_is_refused() {
+    fn too_large_shared_memory_is_refused() {
         for (workers, slots, entries) in
             [(usize::MAX, 0, 0), (1, usize::MAX / 64, 0), (1, 1, 1 << 62)]
         {

@@ -38,7 +38,7 @@ use crate::config::{CloneMode, WorkSpec, WorkloadConfig};
 use crate::error::{Error, Result};
 use crate::handle::WorkloadHandle;
 use crate::report::WorkerReport;
-use crate::spec_keys::{SpecKey, SpecValue, table};
+use crate::spec_keys::{SpecKey, SpecValue, spec_table};
 use crate::topology::Topology;
 use crate::workload_plan::{GroupPlan, WorkloadPlan};
 
@@ -48,7 +48,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// The smallest group that does some work, for error messages.
 const SMALLEST_GROUP_TOML: &str = "[[group]]\nworkers = 1\nwork = \"spin_wait\"";
 
-table! {
+spec_table! {
     /// A workload as a TOML file states it.
     pub struct WorkloadSpec {
         /// Run time of the workload.
@@ -254,9 +254,9 @@ impl WorkloadSpec {
         let config = self.config(&Topology::read()?)?;
         let mut cgroups = WorkloadCgroups::create(&self.cgroups, self.clone_mode);
         let mut handle = WorkloadHandle::spawn(&config)?;
-        cgroups.place_workers(&handle);
+        cgroups.move_workers_into_cgroups(&handle);
         handle.start();
-        let interrupted = self.wait_for_end(&handle, &mut watch).is_break();
+        let interrupted = self.watch_until_end(&handle, &mut watch).is_break();
         let reports = handle.stop_and_collect();
         Ok(WorkloadOutcome {
             reports,
@@ -265,7 +265,7 @@ impl WorkloadSpec {
         })
     }
 
-    fn wait_for_end(
+    fn watch_until_end(
         &self,
         handle: &WorkloadHandle,
         watch: &mut impl FnMut(&WorkloadProgress) -> ControlFlow<()>,
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_what_to_run() {
+    fn workload_file_is_parsed_into_config() {
         let spec = WorkloadSpec::parse(
             r#"
             duration_ms = 5
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_keys_are_refused_wherever_they_are() {
+    fn unknown_keys_are_refused_in_every_table() {
         for text in [
             "colour = 1\n[[group]]",
             "[[group]]\ncolour = 1",
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_group_is_named_with_its_field() {
+    fn invalid_group_error_names_group_and_field() {
         for (text, place) in [
             (
                 "[[group]]\nname = \"a\"\nnice = 30",
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_without_workers_is_refused_with_what_to_add() {
+    fn spec_without_workers_is_refused_with_example() {
         for text in ["", "duration_ms = 5", "[[cgroup]]\nname = 'c'"] {
             let error = parse_error_text(text);
             assert!(
@@ -431,12 +431,12 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_group_runs() {
+    fn smallest_group_toml_is_valid() {
         assert!(WorkloadSpec::parse(SMALLEST_GROUP_TOML, "job.toml").is_ok());
     }
 
     #[test]
-    fn relative_paths_start_at_the_folder_of_the_file() {
+    fn relative_paths_start_at_folder_of_workload_file() {
         let folder = std::env::temp_dir();
         let file = folder.join("job.toml");
         let parse = |path: &str| {
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_in_one_cgroup() {
+    fn container_in_two_cgroups_is_refused() {
         let groups = "
             [[group]]
             name = 'a'
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn missing_workload_file_is_named() {
         let error = WorkloadSpec::load(Path::new("/nowhere/job.toml"))
             .unwrap_err()
             .to_string();
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_that_of_each_group() {
+    fn progress_lists_rounds_of_each_group() {
         // The plan lists threads of the caller last, whatever their place in the workload file.
         let text = "
             duration_ms = 600000

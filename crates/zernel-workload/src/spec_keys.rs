@@ -54,7 +54,7 @@ pub(crate) trait SpecValue {
     fn resolve_paths(&mut self, _folder: &Path) {}
 }
 
-macro_rules! scalars {
+macro_rules! scalar_spec_values {
     ($($type:ty: $kind:literal,)*) => {
         $(impl SpecValue for $type {
             fn kind() -> String {
@@ -64,7 +64,7 @@ macro_rules! scalars {
     };
 }
 
-scalars! {
+scalar_spec_values! {
     bool: "boolean",
     i32: "integer",
     u32: "integer",
@@ -101,7 +101,7 @@ impl<T: SpecValue> SpecValue for Option<T> {
 
 impl<T: SpecValue> SpecValue for Vec<T> {
     fn kind() -> String {
-        array_of(&T::kind())
+        array_kind(&T::kind())
     }
 
     fn choices() -> Vec<SpecChoice> {
@@ -116,11 +116,11 @@ impl<T: SpecValue> SpecValue for Vec<T> {
 
 impl<T: SpecValue> SpecValue for BTreeSet<T> {
     fn kind() -> String {
-        array_of(&T::kind())
+        array_kind(&T::kind())
     }
 }
 
-fn array_of(kind: &str) -> String {
+fn array_kind(kind: &str) -> String {
     match kind.strip_prefix("array ") {
         Some(rest) => format!("array of arrays {rest}"),
         None => format!("array of {kind}s"),
@@ -167,7 +167,7 @@ pub(crate) fn choice_value(variant: &str, payload: Option<String>, keys: &[SpecK
 }
 
 /// The first element of an array. The macros pass an optional value, if it is given, followed by the default value.
-pub(crate) fn first_of<T, const LENGTH: usize>(list: [T; LENGTH]) -> T {
+pub(crate) fn first_element<T, const LENGTH: usize>(list: [T; LENGTH]) -> T {
     list.into_iter()
         .next()
         .expect("the macro adds a last element")
@@ -176,7 +176,7 @@ pub(crate) fn first_of<T, const LENGTH: usize>(list: [T; LENGTH]) -> T {
 /// Defines a table of a workload file: each field with its meaning as doc comment, its type and its default. `field as
 /// "key"` gives the key another name than the field. `shown as "text"` replaces the default in the documentation where
 /// the default depends on the machine.
-macro_rules! table {
+macro_rules! spec_table {
     (
         $(#[$attribute:meta])*
         pub struct $name:ident {
@@ -213,9 +213,9 @@ macro_rules! table {
                 use $crate::spec_keys;
                 let defaults = Self::default();
                 vec![$(spec_keys::SpecKey {
-                    name: spec_keys::first_of([$($key,)? stringify!($field)]),
+                    name: spec_keys::first_element([$($key,)? stringify!($field)]),
                     kind: <$type as spec_keys::SpecValue>::kind(),
-                    default: spec_keys::first_of([$($shown.to_owned(),)? spec_keys::default_text(&defaults.$field)]),
+                    default: spec_keys::first_element([$($shown.to_owned(),)? spec_keys::default_text(&defaults.$field)]),
                     meaning: spec_keys::join_doc_lines(&[$($meaning),+]),
                     choices: <$type as spec_keys::SpecValue>::choices(),
                 },)*]
@@ -230,7 +230,7 @@ macro_rules! table {
 
 /// Defines a choice of a workload file: an enum whose variants have their meaning as doc comment. A variant has no
 /// parameter, one parameter, or a table whose keys are required unless they have `= default`.
-macro_rules! choice {
+macro_rules! spec_choice {
     (
         $(#[$attribute:meta])*
         pub enum $name:ident $(, default $default:ident)? {
@@ -275,11 +275,11 @@ macro_rules! choice {
             fn choices() -> Vec<$crate::spec_keys::SpecChoice> {
                 use $crate::spec_keys;
                 vec![$({
-                    let payload = spec_keys::first_of([$(Some(<$payload as spec_keys::SpecValue>::kind()),)? None]);
+                    let payload = spec_keys::first_element([$(Some(<$payload as spec_keys::SpecValue>::kind()),)? None]);
                     let keys: Vec<spec_keys::SpecKey> = vec![$($(spec_keys::SpecKey {
                         name: stringify!($key),
                         kind: <$type as spec_keys::SpecValue>::kind(),
-                        default: spec_keys::first_of([$(spec_keys::default_text(&<$type>::$optional()),)? "required".to_owned()]),
+                        default: spec_keys::first_element([$(spec_keys::default_text(&<$type>::$optional()),)? "required".to_owned()]),
                         meaning: spec_keys::join_doc_lines(&[$($key_meaning),+]),
                         choices: <$type as spec_keys::SpecValue>::choices(),
                     },)+)?];
@@ -300,4 +300,4 @@ macro_rules! choice {
     };
 }
 
-pub(crate) use {choice, table};
+pub(crate) use {spec_choice, spec_table};

@@ -19,11 +19,11 @@ use crate::worker_threads::WorkerThreads;
 const MILLISECOND_NS: u64 = 1_000_000;
 /// Longest wait from the start until all workers have done a first round. A worker that takes longer is starved, and
 /// its report must show that.
-const MAX_FIRST_ROUND_NS: u64 = 5_000 * MILLISECOND_NS;
+const FIRST_ROUNDS_TIMEOUT_NS: u64 = 5_000 * MILLISECOND_NS;
 /// Time between two signals that interrupt workers that have not stopped.
-const INTERRUPT_ROUND_NS: u64 = 20 * MILLISECOND_NS;
+const INTERRUPT_SIGNAL_INTERVAL_NS: u64 = 20 * MILLISECOND_NS;
 /// Time that a killed process has to exit. Only a process that is stuck in the kernel takes longer.
-const MAX_DEATH_NS: u64 = 5_000 * MILLISECOND_NS;
+const EXIT_AFTER_KILL_TIMEOUT_NS: u64 = 5_000 * MILLISECOND_NS;
 
 /// Raises the calling thread's priority above its workers' while it signals them, if the kernel permits that.
 /// Otherwise, among thousands of workers, it would wait for seconds whenever it loses the CPU.
@@ -58,11 +58,11 @@ pub(crate) fn start_workers(handle: &WorkloadHandle) {
     }
     // While workers are being woken, those that are awake yield. Otherwise each of them would use its time slice before
     // the caller could wake the next. The pace is set back last, when the caller no longer has a higher priority.
-    handle.shared.set_pace(WorkerPace::GiveWay);
+    handle.shared.set_pace(WorkerPace::YieldBeforeRound);
     let urgency = RaisedCallerPriority::new();
-    handle.shared.give_start();
+    handle.shared.release_workers();
     drop(urgency);
-    handle.shared.set_pace(WorkerPace::Full);
+    handle.shared.set_pace(WorkerPace::FullSpeed);
 }
 
 /// Starts workers that were not started, waits until each worker has done a round, requests the stop of all, and waits
@@ -76,41 +76,41 @@ pub(crate) fn stop_workers(handle: &mut WorkloadHandle) {
         handle
             .keeper
             .kill_processes(|process| is_unfinished(handle, process));
-        wait_until_exited(handle, MAX_DEATH_NS);
+        wait_until_exited(handle, EXIT_AFTER_KILL_TIMEOUT_NS);
     }
     handle.threads.join_exited(&handle.shared);
-    handle.keeper.join_if_done();
+    handle.keeper.join_if_all_processes_exited();
 }
 
 /// Waits until each worker has done its first round. Workers that have done a round are held, so that the other workers
 /// get the CPU. Members of a team yield but keep working, because other members wait for them.
 fn wait_for_first_rounds(shared: &SharedState) {
-    if shared.wait_until_all_passed(WorkerStage::Worked, 0) {
+    if shared.wait_until_all_passed(WorkerStage::FirstRoundDone, 0) {
         return;
     }
-    shared.set_pace(WorkerPace::Hold);
-    shared.give_start();
+    shared.set_pace(WorkerPace::HoldUntilStop);
+    shared.release_workers();
     let started_ns = shared.header().started_ns.load(Relaxed);
     shared.wait_until_all_passed(
-        WorkerStage::Worked,
-        started_ns.saturating_add(MAX_FIRST_ROUND_NS),
+        WorkerStage::FirstRoundDone,
+        started_ns.saturating_add(FIRST_ROUNDS_TIMEOUT_NS),
     );
 }
 
 /// Ends every worker as fast as possible, for a handle that is dropped without reports.
-pub(crate) fn end_workers_at_once(handle: &mut WorkloadHandle) {
+pub(crate) fn kill_workers_without_reports(handle: &mut WorkloadHandle) {
     let _urgency = RaisedCallerPriority::new();
     handle.shared.request_stop();
     handle.keeper.kill_processes(|_| true);
-    handle.shared.give_start();
+    handle.shared.release_workers();
     let limit = if handle.threads.worker_range().is_empty() {
-        MAX_DEATH_NS
+        EXIT_AFTER_KILL_TIMEOUT_NS
     } else {
         clock::duration_to_ns(handle.plan.stop_grace)
     };
     wait_until_exited(handle, limit);
     handle.threads.join_exited(&handle.shared);
-    handle.keeper.join_if_done();
+    handle.keeper.join_if_all_processes_exited();
 }
 
 fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
@@ -136,7 +136,10 @@ fn wait_until_exited(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
     // Only workers that block are interrupted: workers that compute check their stop word anyway, and thousands of
     // signals would delay them.
     interrupt_workers(handle, |record| record.is_blocked.load(Relaxed) != 0);
-    while !shared.wait_until_all_passed(WorkerStage::Exited, clock::now_ns() + INTERRUPT_ROUND_NS) {
+    while !shared.wait_until_all_passed(
+        WorkerStage::Exited,
+        clock::now_ns() + INTERRUPT_SIGNAL_INTERVAL_NS,
+    ) {
         let now = progress();
         if now > before {
             (before, quiet_rounds) = (now, 0);
@@ -144,7 +147,7 @@ fn wait_until_exited(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
         }
         quiet_rounds += 1;
         stragglers.raise_priority_of_waiting(handle);
-        if quiet_rounds > quiet_limit_ns.div_ceil(INTERRUPT_ROUND_NS) {
+        if quiet_rounds > quiet_limit_ns.div_ceil(INTERRUPT_SIGNAL_INTERVAL_NS) {
             return false;
         }
         interrupt_workers(handle, |_| true);
@@ -161,7 +164,7 @@ fn interrupt_workers(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> b
     for (index, plan) in handle.plan.processes.iter().enumerate() {
         for worker in plan.workers.clone().filter(concerns) {
             let tid = shared.record(worker).tid.load(Relaxed);
-            handle.keeper.with_living(index, |pid| {
+            handle.keeper.with_pid_if_living(index, |pid| {
                 process::send_signal_to_thread(pid, tid, libc::SIGUSR1);
             });
         }
@@ -188,7 +191,7 @@ impl RemainingWorkers {
     fn raise_priority_of_waiting(&mut self, handle: &WorkloadHandle) {
         for (index, plan) in handle.plan.processes.iter().enumerate() {
             for worker in plan.workers.clone() {
-                handle.keeper.with_living(index, |pid| {
+                handle.keeper.with_pid_if_living(index, |pid| {
                     self.raise_priority_if_waiting(handle, worker, pid);
                 });
             }
@@ -250,14 +253,14 @@ pub(crate) fn exit_info(handle: &WorkloadHandle, worker: usize) -> Option<Worker
 fn process_exit_info(handle: &WorkloadHandle, worker: usize) -> WorkerExitInfo {
     match handle
         .plan
-        .process_of(worker)
+        .process_index_of_worker(worker)
         .map(|process| handle.keeper.end_of(process))
     {
         None => WorkerExitInfo::LeftBehind,
         Some(None) => WorkerExitInfo::NotReaped,
-        Some(Some(ProcessEnd::KilledByUs)) => WorkerExitInfo::TimedOutKilled,
+        Some(Some(ProcessEnd::KilledByHandle)) => WorkerExitInfo::TimedOutKilled,
         Some(Some(ProcessEnd::OutOfMemory)) => WorkerExitInfo::OomKilled,
-        Some(Some(ProcessEnd::TakenByOthers)) => WorkerExitInfo::StatusLost,
+        Some(Some(ProcessEnd::ReapedElsewhere)) => WorkerExitInfo::StatusLost,
         Some(Some(ProcessEnd::Child(ChildEnd::Exited(code)))) => WorkerExitInfo::Exited { code },
         Some(Some(ProcessEnd::Child(ChildEnd::Signaled {
             signal,

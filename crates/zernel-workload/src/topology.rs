@@ -198,7 +198,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_machine_without_details_shares_one_cache() {
+    fn topology_without_cache_files_has_one_cache() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("cpu")).unwrap();
         fs::write(root.path().join("cpu/online"), "0-1").unwrap();
@@ -209,7 +209,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_missing_or_odd_file_is_named() {
+    fn missing_or_malformed_topology_file_is_named() {
         let root = tempfile::tempdir().unwrap();
         let error = Topology::read_from(root.path(), None)
             .unwrap_err()
@@ -224,14 +224,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_running_machine_can_be_read() {
+    fn topology_of_this_machine_is_read() {
         let topology = Topology::read().unwrap();
         assert!(!topology.cpus.is_empty());
         assert!(topology.cores.iter().all(|core| !core.is_empty()));
     }
 
     #[test]
-    fn lists_are_written_as_they_are_read() {
+    fn cpu_lists_round_trip() {
         for text in ["0", "0-3", "0-3,8,10-11", ""] {
             assert_eq!(format_cpu_list(&parse_cpu_list(text).unwrap()), text);
         }

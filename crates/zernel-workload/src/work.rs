@@ -62,12 +62,12 @@ pub(crate) trait Work {
     }
 
     /// The smallest number of workers in a team.
-    fn smallest_team(&self) -> usize {
+    fn min_team_size(&self) -> usize {
         1
     }
 
     /// Whether no member of a team waits for another member, so that the handle can hold each of them.
-    fn can_be_spared(&self, team_size: usize) -> bool {
+    fn members_are_independent(&self, team_size: usize) -> bool {
         team_size == 1
     }
 
@@ -87,7 +87,7 @@ pub(crate) trait Work {
     }
 
     /// Why workers of this type cannot run as threads of a container; `None` if they can.
-    fn refused_in_container(&self) -> Option<&'static str> {
+    fn reason_refused_in_container(&self) -> Option<&'static str> {
         None
     }
 
@@ -95,7 +95,7 @@ pub(crate) trait Work {
     fn worker_rule(&self) -> String {
         // A number of workers larger than any team of fixed size.
         const MANY_WORKERS: usize = 1 << 20;
-        match (self.team_size(MANY_WORKERS), self.smallest_team()) {
+        match (self.team_size(MANY_WORKERS), self.min_team_size()) {
             (1, _) | (MANY_WORKERS, 1) => "any number".to_owned(),
             (MANY_WORKERS, smallest) => format!("at least {smallest}"),
             (team, _) => format!("a multiple of {team}"),
@@ -232,8 +232,8 @@ impl WorkType {
     /// use zernel_workload::WorkType;
     ///
     /// let work = WorkType::custom("count", |worker| {
-    ///     while worker.proceed() {
-    ///         worker.done(1);
+    ///     while worker.should_do_another_round() {
+    ///         worker.count_round(1);
     ///     }
     /// });
     /// assert_eq!(work.name(), "count");
@@ -258,7 +258,7 @@ impl WorkType {
     #[must_use]
     pub fn worker_rule(&self) -> String {
         let work = self.as_work();
-        match work.refused_in_container() {
+        match work.reason_refused_in_container() {
             Some(_) => format!("{}; not with pcomm", work.worker_rule()),
             None => work.worker_rule(),
         }
@@ -292,7 +292,7 @@ impl Work for CustomWork {
 
     /// Functions of the caller may wait for one another in ways that only the caller knows, so none of their workers is
     /// held.
-    fn can_be_spared(&self, _team_size: usize) -> bool {
+    fn members_are_independent(&self, _team_size: usize) -> bool {
         false
     }
 

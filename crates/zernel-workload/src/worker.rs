@@ -20,7 +20,7 @@ use crate::shared_state::{
 use crate::sys::sched::context_switches;
 
 /// Time between two refreshes of a worker's kernel counters. A refresh takes about 10 µs.
-const COUNTER_REFRESH_NS: u64 = 100_000_000;
+const COUNTER_REFRESH_INTERVAL_NS: u64 = 100_000_000;
 /// Number of spin rounds between two reads of the clock: about a microsecond.
 const SPIN_ROUNDS_PER_CLOCK_READ: u32 = 1024;
 
@@ -39,7 +39,7 @@ pub(crate) struct WorkerTeam<'a> {
     /// Number of workers in the team.
     pub(crate) size: usize,
     /// Whether no member of the team waits for another, so that each member can be held.
-    pub(crate) can_spare_members: bool,
+    pub(crate) members_are_independent: bool,
     pub(crate) slots: &'a [FutexSlot],
     pub(crate) pipes: &'a [TeamPipe],
 }
@@ -100,7 +100,7 @@ impl FailingStep {
 
 /// A running worker, as its work function sees it.
 ///
-/// A work function is a loop: `while worker.proceed() { …; worker.done(1); }`.
+/// A work function is a loop: `while worker.should_do_another_round() { …; worker.count_round(1); }`.
 ///
 /// In [`CloneMode::Fork`](crate::CloneMode::Fork) a work function runs in a process forked from a caller that may have
 /// many threads: it must not print, and should not take locks that the caller's other threads use. Memory allocation is
@@ -115,7 +115,7 @@ pub struct Worker<'a> {
     team: WorkerTeam<'a>,
     trace: &'a [TraceEntry],
     last_seen_ns: u64,
-    refreshed_ns: u64,
+    counters_refreshed_ns: u64,
     cpu: usize,
 }
 
@@ -140,14 +140,14 @@ impl<'a> Worker<'a> {
             team,
             trace,
             last_seen_ns: now,
-            refreshed_ns: now,
+            counters_refreshed_ns: now,
             cpu,
         };
         record.first_run_ns.store(now, Relaxed);
         record.last_seen_ns.store(now, Relaxed);
-        worker.note_cpu();
+        worker.record_current_cpu();
         worker.refresh_counters();
-        record.kernel.remember_first_run();
+        record.kernel.store_values_at_first_run();
         shared.pass_stage(number, WorkerStage::Running);
         worker
     }
@@ -155,11 +155,12 @@ impl<'a> Worker<'a> {
     /// Writes the worker's final numbers to shared memory.
     pub(crate) fn write_final_numbers(&mut self) {
         if self.record.ended_ns.load(Relaxed) == 0 {
-            self.note_gap();
+            self.record_gap_since_last_call();
             self.refresh_counters();
             self.record.ended_ns.store(self.last_seen_ns, Relaxed);
         }
-        self.shared.pass_stage(self.number, WorkerStage::Worked);
+        self.shared
+            .pass_stage(self.number, WorkerStage::FirstRoundDone);
     }
 
     /// Index of the worker among the workers of its group.
@@ -181,10 +182,10 @@ impl<'a> Worker<'a> {
     /// Whether the worker is to do another round. A work function calls this once per round: it also measures the time
     /// since the last call, and counts migrations.
     #[must_use]
-    pub fn proceed(&mut self) -> bool {
-        self.note_gap();
+    pub fn should_do_another_round(&mut self) -> bool {
+        self.record_gap_since_last_call();
         let pace = self.shared.current_pace();
-        if pace != WorkerPace::Full && !self.is_stopped() {
+        if pace != WorkerPace::FullSpeed && !self.is_stopped() {
             self.yield_or_hold(pace);
         }
         !self.is_stopped()
@@ -192,7 +193,7 @@ impl<'a> Worker<'a> {
 
     fn yield_or_hold(&mut self, pace: WorkerPace) {
         let has_worked = self.counters.iterations.load(Relaxed) > 0;
-        if pace == WorkerPace::Hold && has_worked && self.team.can_spare_members {
+        if pace == WorkerPace::HoldUntilStop && has_worked && self.team.members_are_independent {
             self.hold_until_stop();
         } else {
             rustix::thread::sched_yield();
@@ -213,29 +214,30 @@ impl<'a> Worker<'a> {
     }
 
     /// Counts a round that did `work_units` units of work.
-    pub fn done(&self, work_units: u64) {
+    pub fn count_round(&self, work_units: u64) {
         let is_first = self.counters.iterations.load(Relaxed) == 0;
         add_to_own_counter(&self.counters.iterations, 1);
         add_to_own_counter(&self.counters.work_units, work_units);
         if is_first {
-            self.shared.pass_stage(self.number, WorkerStage::Worked);
+            self.shared
+                .pass_stage(self.number, WorkerStage::FirstRoundDone);
         }
     }
 
     /// Keeps the CPU busy until the worker has used `cpu_time` of CPU time, or until the stop request.
-    pub fn burn(&mut self, cpu_time: Duration) {
-        self.burn_ns(clock::duration_to_ns(cpu_time));
+    pub fn burn_cpu(&mut self, cpu_time: Duration) {
+        self.burn_cpu_ns(clock::duration_to_ns(cpu_time));
     }
 
-    pub(crate) fn burn_ns(&mut self, cpu_ns: u64) {
+    pub(crate) fn burn_cpu_ns(&mut self, cpu_ns: u64) {
         let end = clock::thread_cpu_ns().saturating_add(cpu_ns);
-        while clock::thread_cpu_ns() < end && self.proceed() {
-            self.spin();
+        while clock::thread_cpu_ns() < end && self.should_do_another_round() {
+            self.spin_about_a_microsecond();
         }
     }
 
     /// Keeps the CPU busy for about a microsecond.
-    pub(crate) fn spin(&self) {
+    pub(crate) fn spin_about_a_microsecond(&self) {
         for _ in 0..SPIN_ROUNDS_PER_CLOCK_READ {
             std::hint::black_box(());
         }
@@ -250,12 +252,12 @@ impl<'a> Worker<'a> {
     /// Sleeps until the moment `deadline_ns`. The delay between this moment and the worker's next run counts as a
     /// wake-up latency.
     pub(crate) fn sleep_until_ns(&mut self, deadline_ns: u64) {
-        let began = self.begin_block();
+        let began = self.begin_blocking_call();
         loop {
             let command = self.record.command.load(Acquire);
             let now = clock::now_ns();
             if now >= deadline_ns || command & command::STOP != 0 {
-                self.after_block(
+                self.end_blocking_call(
                     began,
                     (now >= deadline_ns && began < deadline_ns).then_some(deadline_ns),
                 );
@@ -267,19 +269,19 @@ impl<'a> Worker<'a> {
 
     /// Waits while the word of `slot` has the value `seen`; false after the stop request. The wake-up latency counts
     /// from the first change of the word.
-    pub(crate) fn wait_while(&mut self, slot: &FutexSlot, seen: u32) -> bool {
+    pub(crate) fn wait_while_slot_has(&mut self, slot: &FutexSlot, seen: u32) -> bool {
         if slot.word.load(Acquire) != seen {
             return !self.is_stopped();
         }
-        let began = self.begin_block();
+        let began = self.begin_blocking_call();
         while slot.word.load(Acquire) == seen {
             if self.is_stopped() {
-                self.after_block(began, None);
+                self.end_blocking_call(began, None);
                 return false;
             }
             wait_while_word_is(&slot.word, seen, None);
         }
-        self.after_block(began, Some(slot.changed_from_ns(seen)));
+        self.end_blocking_call(began, Some(slot.time_of_change_from_ns(seen)));
         true
     }
 
@@ -289,7 +291,7 @@ impl<'a> Worker<'a> {
         loop {
             let there = slot.word.load(Acquire);
             if there == 0 {
-                if !self.wait_while(slot, 0) {
+                if !self.wait_while_slot_has(slot, 0) {
                     return false;
                 }
             } else if slot
@@ -304,7 +306,7 @@ impl<'a> Worker<'a> {
 
     /// Posts a unit to `slot` and wakes at most `count` workers that wait on it.
     pub(crate) fn post_to_slot(&self, slot: &FutexSlot, count: u32) {
-        slot.note_change_from(slot.word.load(Acquire));
+        slot.store_time_of_change_from(slot.word.load(Acquire));
         slot.word.fetch_add(1, AcqRel);
         wake_waiters(&slot.word, count);
     }
@@ -324,13 +326,13 @@ impl<'a> Worker<'a> {
     /// Receives the time that [`send_through_pipe`](Self::send_through_pipe) sent; false after the stop request. The
     /// wake-up latency counts from the received time.
     pub(crate) fn receive_from_pipe(&mut self, pipe: &TeamPipe) -> Result<bool, Errno> {
-        let began = self.begin_block();
+        let began = self.begin_blocking_call();
         let mut message = [0; 8];
         let received =
             self.retry_interrupted(|| rustix::io::read(pipe.reader.as_fd(), &mut message))?;
         let stamp = u64::from_ne_bytes(message);
         let slept = received.is_some() && stamp > began;
-        self.after_block(began, slept.then_some(stamp));
+        self.end_blocking_call(began, slept.then_some(stamp));
         Ok(received.is_some())
     }
 
@@ -351,9 +353,9 @@ impl<'a> Worker<'a> {
     /// Runs a call that may block for long, such as file I/O, and counts its duration as time that the worker was
     /// blocked.
     pub(crate) fn count_as_blocked<T>(&mut self, call: impl FnOnce() -> T) -> T {
-        let began = self.begin_block();
+        let began = self.begin_blocking_call();
         let result = call();
-        self.after_block(began, None);
+        self.end_blocking_call(began, None);
         result
     }
 
@@ -372,13 +374,13 @@ impl<'a> Worker<'a> {
         self.record.traced_entries.store(index + 1, Release);
     }
 
-    fn begin_block(&mut self) -> u64 {
-        self.note_gap();
+    fn begin_blocking_call(&mut self) -> u64 {
+        self.record_gap_since_last_call();
         self.record.is_blocked.store(1, Relaxed);
         self.last_seen_ns
     }
 
-    fn after_block(&mut self, began_ns: u64, woken_at_ns: Option<u64>) {
+    fn end_blocking_call(&mut self, began_ns: u64, woken_at_ns: Option<u64>) {
         let now = clock::now_ns();
         // Time in which the worker was blocked does not count as a gap.
         self.last_seen_ns = now;
@@ -392,29 +394,29 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn note_gap(&mut self) {
+    fn record_gap_since_last_call(&mut self) {
         let now = clock::now_ns();
         let gap = now.saturating_sub(self.last_seen_ns);
         self.last_seen_ns = now;
         self.record.last_seen_ns.store(now, Relaxed);
-        if gap > self.record.gap_ns.load(Relaxed) {
-            self.record.gap_ns.store(gap, Relaxed);
-            self.record.gap_at_ns.store(now - gap, Relaxed);
-            self.record.gap_cpu.store(self.cpu as u32, Relaxed);
+        if gap > self.record.largest_gap_ns.load(Relaxed) {
+            self.record.largest_gap_ns.store(gap, Relaxed);
+            self.record.largest_gap_at_ns.store(now - gap, Relaxed);
+            self.record.largest_gap_cpu.store(self.cpu as u32, Relaxed);
         }
         let cpu = sched_getcpu();
         if cpu != self.cpu {
             self.cpu = cpu;
             add_to_own_counter(&self.record.migrations, 1);
-            self.note_cpu();
+            self.record_current_cpu();
         }
-        if now - self.refreshed_ns >= COUNTER_REFRESH_NS {
-            self.refreshed_ns = now;
+        if now - self.counters_refreshed_ns >= COUNTER_REFRESH_INTERVAL_NS {
+            self.counters_refreshed_ns = now;
             self.refresh_counters();
         }
     }
 
-    fn note_cpu(&self) {
+    fn record_current_cpu(&self) {
         self.record.cpu.store(self.cpu as u32, Relaxed);
         let cpu = self.cpu.min(MAX_CPUS - 1);
         self.record.cpus[cpu / 64].fetch_or(1 << (cpu % 64), Relaxed);
@@ -444,33 +446,36 @@ mod tests {
     const TEAM_OF_ONE: WorkerTeam<'_> = WorkerTeam {
         index: 0,
         size: 1,
-        can_spare_members: true,
+        members_are_independent: true,
         slots: &[],
         pipes: &[],
     };
 
     #[test]
-    fn the_gap_before_a_stop_and_the_one_before_the_end_count() {
+    fn gaps_before_stop_and_before_end_are_recorded() {
         let shared = SharedState::new(1, 0, 0).unwrap();
         let record = shared.record(0);
         let mut worker = Worker::begin_first_round(&shared, 0, 0, TEAM_OF_ONE, &[]);
         shared.request_stop();
         std::thread::sleep(Duration::from_millis(20));
-        assert!(!worker.proceed());
-        assert!(record.gap_ns.load(Relaxed) >= 20_000_000);
+        assert!(!worker.should_do_another_round());
+        assert!(record.largest_gap_ns.load(Relaxed) >= 20_000_000);
         std::thread::sleep(Duration::from_millis(40));
         worker.write_final_numbers();
-        assert!(record.gap_ns.load(Relaxed) >= 40_000_000);
+        assert!(record.largest_gap_ns.load(Relaxed) >= 40_000_000);
     }
 
     #[test]
-    fn a_held_worker_sleeps_until_the_stop_and_its_numbers_do_not_show_it() {
+    fn held_worker_sleeps_and_holding_is_not_counted() {
         let shared = SharedState::new(1, 0, 0).unwrap();
         let record = shared.record(0);
         let mut worker = Worker::begin_first_round(&shared, 0, 0, TEAM_OF_ONE, &[]);
-        shared.set_pace(WorkerPace::Hold);
-        assert!(worker.proceed(), "a worker without a round is not held");
-        worker.done(1);
+        shared.set_pace(WorkerPace::HoldUntilStop);
+        assert!(
+            worker.should_do_another_round(),
+            "a worker without a round is not held"
+        );
+        worker.count_round(1);
         let stop = || {
             while record.ended_ns.load(Relaxed) == 0 {
                 std::thread::sleep(Duration::from_millis(1));
@@ -482,7 +487,7 @@ mod tests {
         };
         let stopped_ns = std::thread::scope(|scope| {
             let stopping = scope.spawn(stop);
-            assert!(!worker.proceed());
+            assert!(!worker.should_do_another_round());
             stopping.join().unwrap()
         });
         assert!(
@@ -492,37 +497,39 @@ mod tests {
         worker.write_final_numbers();
         let ended_ns = record.ended_ns.load(Relaxed);
         assert!(ended_ns + 20_000_000 <= stopped_ns);
-        assert!(record.gap_ns.load(Relaxed) <= ended_ns - record.first_run_ns.load(Relaxed));
+        assert!(
+            record.largest_gap_ns.load(Relaxed) <= ended_ns - record.first_run_ns.load(Relaxed)
+        );
         assert_eq!(record.blocked.snapshot().count, 0);
         assert_eq!(record.wake_latency.snapshot().count, 0);
-        assert_eq!(shared.passed_count(WorkerStage::Worked), 1);
+        assert_eq!(shared.passed_count(WorkerStage::FirstRoundDone), 1);
     }
 
     #[test]
-    fn a_worker_that_others_need_is_not_held() {
+    fn worker_that_team_members_need_is_not_held() {
         let shared = SharedState::new(1, 0, 0).unwrap();
         let team = WorkerTeam {
-            can_spare_members: false,
+            members_are_independent: false,
             ..TEAM_OF_ONE
         };
         let mut worker = Worker::begin_first_round(&shared, 0, 0, team, &[]);
-        shared.set_pace(WorkerPace::Hold);
-        worker.done(1);
-        assert!(worker.proceed());
+        shared.set_pace(WorkerPace::HoldUntilStop);
+        worker.count_round(1);
+        assert!(worker.should_do_another_round());
         assert_eq!(shared.record(0).ended_ns.load(Relaxed), 0);
     }
 
     #[test]
-    fn a_worker_has_worked_after_its_first_round_or_at_its_end() {
+    fn first_round_stage_is_passed_after_round_or_at_end() {
         let shared = SharedState::new(2, 0, 0).unwrap();
         let busy = Worker::begin_first_round(&shared, 0, 0, TEAM_OF_ONE, &[]);
         let mut idle = Worker::begin_first_round(&shared, 1, 1, TEAM_OF_ONE, &[]);
         assert_eq!(shared.passed_count(WorkerStage::Running), 2);
-        assert_eq!(shared.passed_count(WorkerStage::Worked), 0);
-        busy.done(1);
-        busy.done(1);
-        assert_eq!(shared.passed_count(WorkerStage::Worked), 1);
+        assert_eq!(shared.passed_count(WorkerStage::FirstRoundDone), 0);
+        busy.count_round(1);
+        busy.count_round(1);
+        assert_eq!(shared.passed_count(WorkerStage::FirstRoundDone), 1);
         idle.write_final_numbers();
-        assert_eq!(shared.passed_count(WorkerStage::Worked), 2);
+        assert_eq!(shared.passed_count(WorkerStage::FirstRoundDone), 2);
     }
 }

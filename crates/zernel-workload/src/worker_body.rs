@@ -36,7 +36,7 @@ pub(crate) fn run_worker(
     let team = WorkerTeam {
         index: worker_plan.team_index,
         size: team_plan.size,
-        can_spare_members: work.can_be_spared(team_plan.size),
+        members_are_independent: work.members_are_independent(team_plan.size),
         slots: shared.slots(&team_plan.slots),
         pipes,
     };

@@ -84,13 +84,13 @@ impl Settings {
     /// refused ones. Fork safe.
     pub(crate) fn apply_to_thread(&self, index: usize, record: &WorkerRecord) {
         for setting in Setting::ALL {
-            if let Err(errno) = self.apply_one(setting, index) {
-                record.setting_errno[setting as usize].store(errno.raw_os_error(), Relaxed);
+            if let Err(errno) = self.apply_setting(setting, index) {
+                record.setting_errnos[setting as usize].store(errno.raw_os_error(), Relaxed);
             }
         }
     }
 
-    fn apply_one(&self, setting: Setting, index: usize) -> Result<(), Errno> {
+    fn apply_setting(&self, setting: Setting, index: usize) -> Result<(), Errno> {
         match setting {
             Setting::MemoryPolicy => self.memory_policy.as_ref().map_or(Ok(()), |policy| {
                 let (mode, nodes) = policy.mode_and_nodes();

@@ -89,7 +89,7 @@ impl WorkerThreads {
 
     fn abandon_unstarted(&mut self, shared: &SharedState) {
         shared.request_stop();
-        shared.give_start();
+        shared.release_workers();
         self.handles.drain(..).for_each(|handle| {
             let _ = handle.join();
         });

@@ -158,7 +158,7 @@ impl WorkloadPlan {
         let specs = config
             .named_specs()
             .into_iter()
-            .map(|spec| container_member(spec, pcomm))
+            .map(|spec| checked_container_member(spec, pcomm))
             .collect::<Result<Vec<_>>>()?;
         let mut plan = Self {
             stop_grace: config.stop_grace,
@@ -214,19 +214,19 @@ impl WorkloadPlan {
         self.groups.push(GroupPlan {
             name: spec.name.clone(),
             work: spec.work_type.clone(),
-            settings: settings_of(spec),
-            workers: take_range(&mut self.workers, spec.workers),
+            settings: settings_of_spec(spec),
+            workers: next_range(&mut self.workers, spec.workers),
             team_size,
             first_team,
-            first_slot: take_range(&mut self.slots, teams * work.futex_slot_count(team_size)).start,
-            first_trace_entry: take_range(&mut self.trace_capacity, teams * trace_entries_of_team)
+            first_slot: next_range(&mut self.slots, teams * work.futex_slot_count(team_size)).start,
+            first_trace_entry: next_range(&mut self.trace_capacity, teams * trace_entries_of_team)
                 .start,
             trace_entries_of_team,
         });
     }
 
     /// The index of the process that hosts a worker; `None` if the worker is a thread of the caller.
-    pub(crate) fn process_of(&self, worker: usize) -> Option<usize> {
+    pub(crate) fn process_index_of_worker(&self, worker: usize) -> Option<usize> {
         let index = self
             .processes
             .partition_point(|process| process.workers.end <= worker);
@@ -257,7 +257,7 @@ impl WorkloadPlan {
     }
 }
 
-fn container_member(spec: WorkSpec, pcomm: &str) -> Result<WorkSpec> {
+fn checked_container_member(spec: WorkSpec, pcomm: &str) -> Result<WorkSpec> {
     if let Some(other) = spec.pcomm.as_ref().filter(|other| *other != pcomm) {
         let problem =
             format!("`{other}` is not the container `{pcomm}` that is to host it; leave it out");
@@ -268,13 +268,13 @@ fn container_member(spec: WorkSpec, pcomm: &str) -> Result<WorkSpec> {
     Ok(spec)
 }
 
-fn take_range(used: &mut usize, count: usize) -> Range<usize> {
+fn next_range(used: &mut usize, count: usize) -> Range<usize> {
     let start = *used;
     *used += count;
     start..*used
 }
 
-fn settings_of(spec: &WorkSpec) -> Settings {
+fn settings_of_spec(spec: &WorkSpec) -> Settings {
     Settings {
         memory_policy: spec.memory_policy.clone(),
         affinity: spec.affinity.clone(),

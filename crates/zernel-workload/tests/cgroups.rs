@@ -33,9 +33,9 @@ fn main() -> ExitCode {
     let guest = [root(), GUEST_NEED];
     zernel_testkit::main([
         trial(
-            "an_oom_kill_is_distinguished_from_others",
+            "oom_kill_is_reported_as_oom_kill",
             &[root(), MEMORY_CGROUP_NEED],
-            an_oom_kill_is_distinguished_from_others,
+            oom_kill_is_reported_as_oom_kill,
         ),
         trial(
             "thread_workers_can_be_placed_with_cgroup_threads",
@@ -197,14 +197,14 @@ impl Drop for TestCgroup {
     }
 }
 
-fn an_oom_kill_is_distinguished_from_others() {
+fn oom_kill_is_reported_as_oom_kill() {
     let cgroup = TestCgroup::new("/sys/fs/cgroup/memory");
     cgroup.write("memory.limit_in_bytes", "16777216");
     let greedy = WorkType::custom("greedy", |worker| {
         let mut hoard = Vec::new();
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             hoard.push(vec![1_u8; 1 << 20]);
-            worker.done(1);
+            worker.count_round(1);
         }
     });
     let config = WorkloadConfig::default().work_type(greedy);

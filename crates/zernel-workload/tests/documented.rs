@@ -129,7 +129,7 @@ fn table_of(keys: &[SpecKey]) -> String {
 }
 
 #[test]
-fn every_key_is_documented() {
+fn workload_document_is_up_to_date() {
     let wanted = written_documentation();
     if env::var_os("ZERNEL_REWRITE").is_some() {
         fs::write(WORKLOAD_DOCUMENT_PATH, &wanted).expect("the file can be written");
@@ -222,7 +222,7 @@ fn the_parser_takes_the_documented_choices_and_no_others() {
 }
 
 #[test]
-fn the_defaults_are_what_the_parser_fills_in() {
+fn documented_defaults_are_the_parsers() {
     let mut checked = 0;
     for work in WorkType::all() {
         for key in work.parameters() {
@@ -247,7 +247,7 @@ fn the_defaults_are_what_the_parser_fills_in() {
 }
 
 #[test]
-fn the_example_runs() {
+fn documented_example_spec_runs() {
     let spec = WorkloadSpec::parse(EXAMPLE_SPEC, "example.toml").unwrap();
     let outcome = spec
         .run(

@@ -35,7 +35,7 @@ fn comm_of(pid: i32) -> String {
 }
 
 #[test]
-fn a_handle_can_be_sent_and_shared() {
+fn workload_handle_is_send_and_sync() {
     fn send_and_sync<T: Send + Sync>() {}
     send_and_sync::<WorkloadHandle>();
 }
@@ -81,7 +81,7 @@ fn stopping_starts_workers_that_were_never_started() {
 
 /// Far more spinners than CPUs: those that have worked are held until the last one has.
 #[test]
-fn every_one_of_many_spinners_works_and_ends_by_itself() {
+fn all_of_512_spinners_work_and_complete() {
     for mode in CLONE_MODES {
         let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 512)).unwrap();
         handle.start();
@@ -104,15 +104,15 @@ fn custom_work_is_not_held_while_another_waits_for_it() {
     let seen = Arc::clone(&rounds);
     let work = WorkType::custom("relay", move |worker| match worker.index() {
         0 => {
-            while worker.proceed() {
+            while worker.should_do_another_round() {
                 seen.fetch_add(1, Relaxed);
-                worker.done(1);
+                worker.count_round(1);
             }
         }
         _ => {
-            while worker.proceed() {
+            while worker.should_do_another_round() {
                 if seen.load(Relaxed) >= 1000 {
-                    worker.done(1);
+                    worker.count_round(1);
                 }
             }
         }
@@ -147,7 +147,7 @@ fn forked_workers_are_processes_and_threads_are_threads_of_the_caller() {
 }
 
 #[test]
-fn a_bad_index_is_an_error() {
+fn set_affinity_with_bad_index_is_error() {
     for mode in CLONE_MODES {
         let handle = WorkloadHandle::spawn(&spinner_config(mode, 2)).unwrap();
         let error = handle.set_affinity(2, &BTreeSet::from([0])).unwrap_err();
@@ -169,7 +169,7 @@ fn a_bad_index_is_an_error() {
 }
 
 #[test]
-fn an_affinity_set_before_the_start_is_kept_and_a_bad_one_refused() {
+fn affinity_set_before_start_holds_and_bad_one_is_refused() {
     for mode in CLONE_MODES {
         let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 2)).unwrap();
         let cpu = first_usable_cpu();
@@ -201,7 +201,7 @@ fn first_usable_cpu() -> usize {
 }
 
 #[test]
-fn no_workers_give_no_reports() {
+fn handle_without_workers_has_no_reports() {
     for mode in CLONE_MODES {
         let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 0)).unwrap();
         handle.start();
@@ -230,8 +230,10 @@ fn sigusr1_stops_a_forked_worker() {
 }
 
 #[test]
-fn each_worker_knows_its_place_in_its_group() {
-    let place = WorkType::custom("place", |worker| worker.done(worker.index() as u64 + 1));
+fn worker_index_is_its_index_in_its_group() {
+    let place = WorkType::custom("place", |worker| {
+        worker.count_round(worker.index() as u64 + 1);
+    });
     for mode in CLONE_MODES {
         let config =
             spinner_config(mode, 2).group(WorkSpec::new().workers(3).work_type(place.clone()));
@@ -247,7 +249,7 @@ fn each_worker_knows_its_place_in_its_group() {
 #[test]
 fn a_panic_is_reported_and_ends_only_its_own_worker() {
     let panics = WorkType::custom("panics", |worker| {
-        worker.done(3);
+        worker.count_round(3);
         std::panic::resume_unwind(Box::new("on purpose"));
     });
     for mode in CLONE_MODES {
@@ -271,7 +273,7 @@ fn a_panic_is_reported_and_ends_only_its_own_worker() {
 }
 
 #[test]
-fn a_worker_that_exits_by_itself_is_a_sentinel_with_its_code() {
+fn exit_of_worker_gives_sentinel_report_with_code() {
     let exits = WorkType::custom("exits", |_| std::process::exit(7));
     let reports = WorkloadHandle::spawn(&WorkloadConfig::default().work_type(exits))
         .unwrap()
@@ -348,7 +350,7 @@ fn sigusr1_stops_a_whole_container() {
 }
 
 #[test]
-fn a_container_without_workers_is_no_process() {
+fn container_without_workers_has_no_process() {
     for specs in [vec![], vec![WorkSpec::new().workers(0)]] {
         let handle = WorkloadHandle::spawn_pcomm_cgroup("empty", None, None, &specs).unwrap();
         assert!(handle.worker_pids().is_empty());
@@ -357,7 +359,7 @@ fn a_container_without_workers_is_no_process() {
 }
 
 #[test]
-fn a_name_that_the_kernel_would_cut_is_refused() {
+fn pcomm_longer_than_15_bytes_is_refused() {
     let error =
         WorkloadHandle::spawn_pcomm_cgroup("sixteen bytes...", None, None, &[WorkSpec::new()])
             .unwrap_err();
@@ -439,7 +441,7 @@ fn topology_relative_affinity_works_once_resolved() {
 }
 
 #[test]
-fn a_setting_that_is_refused_is_in_the_report() {
+fn refused_affinity_is_in_report() {
     let offline = Affinity::Exact(BTreeSet::from([1023]));
     for mode in CLONE_MODES {
         let config = spinner_config(mode, 1).affinity(offline.clone());
@@ -483,9 +485,10 @@ fn policies_that_need_no_privilege_are_applied() {
 }
 
 #[test]
-fn a_memory_policy_for_a_node_that_is_not_there_is_in_the_report() {
+fn refused_memory_policy_is_in_report() {
     let nowhere = MemoryPolicy::Bind(BTreeSet::from([63]));
-    let config = spinner_config(CloneMode::Fork, 1).first(|spec| spec.memory_policy(nowhere));
+    let config =
+        spinner_config(CloneMode::Fork, 1).change_first_group(|spec| spec.memory_policy(nowhere));
     let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
     assert_eq!(
         reports[0].setting_errors[0].setting.field(),
@@ -494,14 +497,14 @@ fn a_memory_policy_for_a_node_that_is_not_there_is_in_the_report() {
 }
 
 #[test]
-fn each_worker_bears_its_comm() {
-    let config = spinner_config(CloneMode::Fork, 1).first(|spec| spec.comm("loader"));
+fn worker_has_comm_of_its_spec() {
+    let config = spinner_config(CloneMode::Fork, 1).change_first_group(|spec| spec.comm("loader"));
     let handle = WorkloadHandle::spawn(&config).unwrap();
     assert_eq!(comm_of(handle.worker_pids()[0]), "loader");
 }
 
 #[test]
-fn reports_survive_json_and_have_a_table() {
+fn reports_round_trip_through_json_and_print_as_table() {
     let reports = WorkloadHandle::spawn(&spinner_config(CloneMode::Fork, 2))
         .unwrap()
         .stop_and_collect();

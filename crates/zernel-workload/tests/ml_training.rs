@@ -30,19 +30,19 @@ fn main() -> ExitCode {
         .expect("cargo has built the software GPU");
     zernel_testkit::main([
         trial(
-            "each_step_goes_through_its_phases_in_order",
+            "phases_of_each_step_are_traced_in_order",
             &[],
-            each_step_goes_through_its_phases_in_order,
+            phases_of_each_step_are_traced_in_order,
         ),
         trial(
-            "ranks_step_together_and_loaders_keep_to_the_queue",
+            "ranks_stay_in_step_and_loaders_within_queue_depth",
             &[],
-            ranks_step_together_and_loaders_keep_to_the_queue,
+            ranks_stay_in_step_and_loaders_within_queue_depth,
         ),
         trial(
-            "a_trainer_may_fork_its_loaders_itself",
+            "forked_loaders_feed_trainer",
             &[],
-            a_trainer_may_fork_its_loaders_itself,
+            forked_loaders_feed_trainer,
         ),
         trial(
             "forked_loaders_that_cannot_load_are_reported",
@@ -50,34 +50,34 @@ fn main() -> ExitCode {
             forked_loaders_that_cannot_load_are_reported,
         ),
         trial(
-            "a_backward_thread_works_once_per_step",
+            "backward_thread_runs_once_per_step",
             &[],
-            a_backward_thread_works_once_per_step,
+            backward_thread_runs_once_per_step,
         ),
         trial(
-            "a_request_lasts_from_its_arrival_to_its_answer",
+            "request_interval_spans_arrival_to_answer",
             &[],
-            a_request_lasts_from_its_arrival_to_its_answer,
+            request_interval_spans_arrival_to_answer,
         ),
         trial(
-            "the_bottleneck_shows_in_the_truth",
+            "slow_loader_and_slow_gpu_show_in_traced_phases",
             &[],
-            the_bottleneck_shows_in_the_truth,
+            slow_loader_and_slow_gpu_show_in_traced_phases,
         ),
         trial(
-            "steps_beyond_the_trace_are_counted",
+            "steps_beyond_trace_capacity_are_lost_intervals",
             &[],
-            steps_beyond_the_trace_are_counted,
+            steps_beyond_trace_capacity_are_lost_intervals,
         ),
         trial(
-            "every_way_to_wait_takes_the_gpus_time",
+            "gpu_phase_lasts_gpu_time_in_each_wait_mode",
             &[],
-            every_way_to_wait_takes_the_gpus_time,
+            gpu_phase_lasts_gpu_time_in_each_wait_mode,
         ),
         trial(
-            "a_driver_that_is_none_is_refused",
+            "invalid_cuda_driver_path_is_refused",
             &[],
-            a_driver_that_is_none_is_refused,
+            invalid_cuda_driver_path_is_refused,
         ),
         trial("trains_on_the_software_gpu", &[], || {
             train_on_software_gpu(CloneMode::Fork);
@@ -103,14 +103,14 @@ fn main() -> ExitCode {
             },
         ),
         trial(
-            "nccl_that_is_none_is_named",
+            "invalid_nccl_library_is_named",
             &[],
-            nccl_that_is_none_is_named,
+            invalid_nccl_library_is_named,
         ),
         trial(
-            "the_example_trains_on_the_software_gpu",
+            "training_example_runs_on_software_gpu",
             &[],
-            the_example_trains_on_the_software_gpu,
+            training_example_runs_on_software_gpu,
         ),
     ])
 }
@@ -160,7 +160,7 @@ fn total_ns(intervals: &[WorkerPhaseInterval], phase: &str) -> u64 {
         .sum()
 }
 
-fn each_step_goes_through_its_phases_in_order() {
+fn phases_of_each_step_are_traced_in_order() {
     for mode in [CloneMode::Fork, CloneMode::Thread] {
         let reports = train_steps(
             mode,
@@ -198,7 +198,7 @@ fn each_step_goes_through_its_phases_in_order() {
     }
 }
 
-fn ranks_step_together_and_loaders_keep_to_the_queue() {
+fn ranks_stay_in_step_and_loaders_within_queue_depth() {
     let job = MlTraining {
         ranks: 3,
         loaders: 2,
@@ -226,7 +226,7 @@ fn ranks_step_together_and_loaders_keep_to_the_queue() {
     }
 }
 
-fn the_bottleneck_shows_in_the_truth() {
+fn slow_loader_and_slow_gpu_show_in_traced_phases() {
     let slow_loader = MlTraining {
         decode_us: 8_000,
         gpu_us: 500,
@@ -248,7 +248,7 @@ fn the_bottleneck_shows_in_the_truth() {
     assert!(computing > total_ns(&trainer.phase_intervals, "DataLoading"));
 }
 
-fn steps_beyond_the_trace_are_counted() {
+fn steps_beyond_trace_capacity_are_lost_intervals() {
     let trainer = &train_steps(
         CloneMode::Fork,
         &MlTraining {
@@ -261,7 +261,7 @@ fn steps_beyond_the_trace_are_counted() {
     assert!(trainer.lost_intervals > 0);
 }
 
-fn every_way_to_wait_takes_the_gpus_time() {
+fn gpu_phase_lasts_gpu_time_in_each_wait_mode() {
     for gpu_wait in [GpuWait::Block, GpuWait::Spin, GpuWait::Yield] {
         let job = MlTraining {
             gpu_wait,
@@ -282,7 +282,7 @@ fn every_way_to_wait_takes_the_gpus_time() {
     }
 }
 
-fn a_driver_that_is_none_is_refused() {
+fn invalid_cuda_driver_path_is_refused() {
     let with_driver = |path: &str| {
         let job = MlTraining {
             gpu: GpuBackend::Driver(path.into()),
@@ -332,7 +332,7 @@ fn train_on_software_gpu(mode: CloneMode) {
 const RANDOM_STOPS: usize = 50;
 
 /// The trainer waits for its backward thread in every step, so their counts differ by at most one.
-fn a_backward_thread_works_once_per_step() {
+fn backward_thread_runs_once_per_step() {
     let work = MlTraining {
         backward_us: 500,
         gpu_us: 500,
@@ -341,7 +341,7 @@ fn a_backward_thread_works_once_per_step() {
     let config = WorkloadConfig::default()
         .workers(3)
         .work_type(WorkType::MlTraining(work))
-        .first(|spec| spec.pcomm("job"));
+        .change_first_group(|spec| spec.pcomm("job"));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
     eventually("ten steps", || handle.snapshot_iterations()[0] >= 10);
@@ -364,7 +364,7 @@ fn a_backward_thread_works_once_per_step() {
     assert_eq!(trainer.pid, backward.pid);
 }
 
-fn a_request_lasts_from_its_arrival_to_its_answer() {
+fn request_interval_spans_arrival_to_answer() {
     let work = Inference {
         period_us: 3_000,
         launches: 4,
@@ -537,7 +537,7 @@ fn check_stops_at_any_moment(mode: &str) {
     assert_eq!(called.filter(is_reduction).count(), noted.sum::<usize>());
 }
 
-fn a_trainer_may_fork_its_loaders_itself() {
+fn forked_loaders_feed_trainer() {
     for mode in [CloneMode::Fork, CloneMode::Thread] {
         let job = MlTraining {
             ranks: 2,
@@ -568,7 +568,7 @@ fn forked_loaders_that_cannot_load_are_reported() {
     assert!(ended.starts_with("could not run a loader"), "{ended}");
 }
 
-fn nccl_that_is_none_is_named() {
+fn invalid_nccl_library_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let driver = folder.path().join("libcuda.so.1");
     std::fs::copy(DRIVER_PATH, &driver).unwrap();
@@ -589,7 +589,7 @@ fn nccl_that_is_none_is_named() {
 }
 
 /// The example of the repository, with the driver that the tests build.
-fn the_example_trains_on_the_software_gpu() {
+fn training_example_runs_on_software_gpu() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/training.toml");
     let text = std::fs::read_to_string(file).unwrap();
     let text = text.replace("../target/softgpu/libcuda.so.1", DRIVER_PATH);

@@ -30,9 +30,9 @@ fn main() -> ExitCode {
     }
     zernel_testkit::main([
         trial(
-            "one_slow_worker_does_not_cost_others_their_reports",
+            "worker_that_ignores_stop_does_not_lose_other_reports",
             &[],
-            one_slow_worker_does_not_cost_others_their_reports,
+            worker_that_ignores_stop_does_not_lose_other_reports,
         ),
         trial(
             "starved_workers_still_report",
@@ -52,14 +52,14 @@ fn main() -> ExitCode {
             },
         ),
         trial(
-            "uid_of_a_thread_worker_is_not_the_callers",
+            "uid_of_thread_worker_does_not_change_caller",
             &[root()],
-            uid_of_a_thread_worker_is_not_the_callers,
+            uid_of_thread_worker_does_not_change_caller,
         ),
         trial(
-            "uid_of_processes_and_containers",
+            "uid_is_set_for_processes_and_containers",
             &[root()],
-            uid_of_processes_and_containers,
+            uid_is_set_for_processes_and_containers,
         ),
         trial(
             "workers_outlive_the_thread_that_spawned_them",
@@ -73,9 +73,9 @@ fn main() -> ExitCode {
             workers_die_with_caller("stop", Some(Signal::KILL));
         }),
         trial(
-            "held_workers_end_although_another_never_works",
+            "held_workers_end_if_one_worker_does_no_round",
             &[],
-            held_workers_end_although_another_never_works,
+            held_workers_end_if_one_worker_does_no_round,
         ),
         trial("workers_die_with_an_interrupted_caller", &[], || {
             workers_die_with_caller("wait", Some(Signal::INT));
@@ -97,19 +97,19 @@ fn main() -> ExitCode {
             run_helper("subreaper");
         }),
         trial(
-            "signals_to_the_process_group_are_the_callers_business",
+            "workers_ignore_int_quit_term_and_hup",
             &[],
-            signals_to_the_process_group_are_the_callers_business,
+            workers_ignore_int_quit_term_and_hup,
         ),
         trial(
-            "dropping_many_running_workers_leaves_none",
+            "dropping_handle_ends_128_running_workers",
             &[],
-            dropping_many_running_workers_leaves_none,
+            dropping_handle_ends_128_running_workers,
         ),
         trial(
-            "our_kill_is_distinguished_from_any_other",
+            "kill_by_handle_is_distinguished_from_other_kill",
             &[],
-            our_kill_is_distinguished_from_any_other,
+            kill_by_handle_is_distinguished_from_other_kill,
         ),
         trial(
             "wake_latency_counts_from_the_first_of_many_wake_ups",
@@ -117,11 +117,11 @@ fn main() -> ExitCode {
             wake_latency_counts_from_the_first_of_many_wake_ups,
         ),
         trial(
-            "the_last_gap_of_a_killed_worker_counts",
+            "gap_before_kill_is_in_report",
             &[],
-            the_last_gap_of_a_killed_worker_counts,
+            gap_before_kill_is_in_report,
         ),
-        trial("many_forked_workers_need_few_files", &[], || {
+        trial("forked_workers_need_few_file_descriptors", &[], || {
             run_helper("few_files");
         }),
         trial(
@@ -132,9 +132,9 @@ fn main() -> ExitCode {
             },
         ),
         trial(
-            "other_children_of_the_caller_are_left_alone",
+            "other_children_of_caller_are_not_reaped",
             &[],
-            other_children_of_the_caller_are_left_alone,
+            other_children_of_caller_are_not_reaped,
         ),
         trial(
             "a_caller_that_ignores_sigchld_still_gets_reports",
@@ -143,7 +143,7 @@ fn main() -> ExitCode {
                 run_helper("ignored_sigchld");
             },
         ),
-        trial("a_failed_spawn_leaves_nothing_behind", &[], || {
+        trial("failed_spawn_leaves_no_process_or_file", &[], || {
             run_helper("failed_spawn");
         }),
     ])
@@ -155,10 +155,10 @@ fn run_as_helper(name: &str) {
         "wait" | "exit" | "panic" | "other_user" => run_workers_and_end(name),
         "stop" => stop_and_be_killed(),
         "subreaper" => workers_die_with_caller_under_subreaper(),
-        "few_files" => many_forked_workers_need_few_files(),
-        "busy_caller" => a_busy_caller_can_spawn(),
+        "few_files" => forked_workers_need_few_file_descriptors(),
+        "busy_caller" => spawn_works_while_other_threads_hold_locks(),
         "ignored_sigchld" => workers_are_reaped_with_ignored_sigchld(),
-        "failed_spawn" => a_failed_spawn_leaves_nothing_behind(),
+        "failed_spawn" => failed_spawn_leaves_no_process_or_file(),
         other => panic!("no helper is called {other}"),
     }
 }
@@ -189,7 +189,7 @@ fn open_files() -> usize {
 fn work_that_ignores_the_stop() -> WorkType {
     WorkType::custom("deaf", |worker| {
         loop {
-            worker.done(1);
+            worker.count_round(1);
             std::hint::spin_loop();
         }
     })
@@ -198,13 +198,13 @@ fn work_that_ignores_the_stop() -> WorkType {
 /// Work that never does a round, so that a stop waits for it and holds all others.
 fn work_that_does_no_round() -> WorkType {
     WorkType::custom("idle", |worker| {
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             worker.sleep(Duration::from_millis(1));
         }
     })
 }
 
-fn held_workers_end_although_another_never_works() {
+fn held_workers_end_if_one_worker_does_no_round() {
     for mode in CLONE_MODES {
         let config =
             spinner_config(mode, 4).group(WorkSpec::new().work_type(work_that_does_no_round()));
@@ -252,7 +252,7 @@ fn stop_and_be_killed() {
     panic!("nobody killed this process");
 }
 
-fn one_slow_worker_does_not_cost_others_their_reports() {
+fn worker_that_ignores_stop_does_not_lose_other_reports() {
     let reports = {
         let config = spinner_config(CloneMode::Fork, 4)
             .group(WorkSpec::new().work_type(work_that_ignores_the_stop()));
@@ -273,7 +273,7 @@ fn one_slow_worker_does_not_cost_others_their_reports() {
     let release = Arc::new(AtomicBool::new(false));
     let held = Arc::clone(&release);
     let slow = WorkType::custom("slow", move |worker| {
-        worker.done(1);
+        worker.count_round(1);
         while !held.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -329,7 +329,7 @@ fn dropping_a_sleeping_thread_worker_ends_it() {
     let ended = Arc::new(AtomicBool::new(false));
     let witness = Arc::clone(&ended);
     let sleeps = WorkType::custom("sleeps", move |worker| {
-        worker.done(1);
+        worker.count_round(1);
         worker.sleep(Duration::from_secs(8));
         witness.store(true, Ordering::Relaxed);
     });
@@ -348,10 +348,10 @@ fn dropping_a_sleeping_thread_worker_ends_it() {
 fn drop_a_thread_that_ignores_the_stop() {
     let files = open_files();
     let sleeps = WorkType::custom("sleeps", |worker| {
-        worker.done(1);
+        worker.count_round(1);
         std::thread::sleep(Duration::from_secs(8));
         // Writes after the handle is dropped.
-        worker.done(1);
+        worker.count_round(1);
     });
     let config = WorkloadConfig::default()
         .work_type(sleeps)
@@ -384,10 +384,11 @@ fn uid_line(task: &str) -> String {
         .to_owned()
 }
 
-fn uid_of_a_thread_worker_is_not_the_callers() {
+fn uid_of_thread_worker_does_not_change_caller() {
     let before = uid_line("self");
     assert_eq!(dumpable_behavior(), Ok(DumpableBehavior::Dumpable));
-    let config = spinner_config(CloneMode::Thread, 2).first(|spec| spec.uid(65534).gid(65534));
+    let config =
+        spinner_config(CloneMode::Thread, 2).change_first_group(|spec| spec.uid(65534).gid(65534));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     for tid in handle.worker_pids() {
         assert_eq!(
@@ -413,9 +414,9 @@ fn uid_of_a_thread_worker_is_not_the_callers() {
     }
 }
 
-fn uid_of_processes_and_containers() {
+fn uid_is_set_for_processes_and_containers() {
     let other_user = "Uid:\t65534\t65534\t65534\t65534";
-    let config = spinner_config(CloneMode::Fork, 1).first(|spec| spec.uid(65534));
+    let config = spinner_config(CloneMode::Fork, 1).change_first_group(|spec| spec.uid(65534));
     let handle = WorkloadHandle::spawn(&config).unwrap();
     assert_eq!(uid_line(&handle.worker_pids()[0].to_string()), other_user);
     assert!(handle.stop_and_collect()[0].completed);
@@ -456,7 +457,7 @@ fn run_workers_and_end(how: &str) {
         }
     };
     let config = spinner_config(CloneMode::Fork, 3)
-        .first(spec)
+        .change_first_group(spec)
         .group(spec(WorkSpec::new().workers(2).pcomm("box")))
         .group(spec(
             WorkSpec::new().work_type(work_that_ignores_the_stop()),
@@ -523,7 +524,7 @@ fn workers_die_with_caller_under_subreaper() {
     }
 }
 
-fn signals_to_the_process_group_are_the_callers_business() {
+fn workers_ignore_int_quit_term_and_hup() {
     let config = spinner_config(CloneMode::Fork, 1).group(WorkSpec::new().workers(2).pcomm("box"));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
@@ -541,7 +542,7 @@ fn signals_to_the_process_group_are_the_callers_business() {
     );
 }
 
-fn dropping_many_running_workers_leaves_none() {
+fn dropping_handle_ends_128_running_workers() {
     for mode in CLONE_MODES {
         let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 128)).unwrap();
         let tids = handle.worker_pids();
@@ -560,7 +561,7 @@ fn dropping_many_running_workers_leaves_none() {
     }
 }
 
-fn our_kill_is_distinguished_from_any_other() {
+fn kill_by_handle_is_distinguished_from_other_kill() {
     let config = spinner_config(CloneMode::Fork, 2)
         .group(WorkSpec::new().work_type(work_that_ignores_the_stop()));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
@@ -630,7 +631,7 @@ fn wake_latency_counts_from_the_first_of_many_wake_ups() {
     );
 }
 
-fn the_last_gap_of_a_killed_worker_counts() {
+fn gap_before_kill_is_in_report() {
     let mut handle = WorkloadHandle::spawn(&spinner_config(CloneMode::Fork, 1)).unwrap();
     handle.start();
     wait_for_progress(&handle);
@@ -647,7 +648,7 @@ fn the_last_gap_of_a_killed_worker_counts() {
     assert!(report.cpus_used.contains(&(gap.cpu as usize)));
 }
 
-fn many_forked_workers_need_few_files() {
+fn forked_workers_need_few_file_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(
@@ -675,7 +676,7 @@ fn many_forked_workers_need_few_files() {
 }
 
 /// Spawns while other threads allocate, start threads and hold the standard streams' locks.
-fn a_busy_caller_can_spawn() {
+fn spawn_works_while_other_threads_hold_locks() {
     let stop = Arc::new(AtomicBool::new(false));
     let busy = |work: fn()| {
         let stop = Arc::clone(&stop);
@@ -705,7 +706,7 @@ fn a_busy_caller_can_spawn() {
         .for_each(|thread| thread.join().unwrap());
 }
 
-fn other_children_of_the_caller_are_left_alone() {
+fn other_children_of_caller_are_not_reaped() {
     let mut child = Command::new("sh")
         .args(["-c", "exit 5"])
         .stdin(Stdio::null())
@@ -733,7 +734,7 @@ fn workers_are_reaped_with_ignored_sigchld() {
     assert!(pids.iter().all(|pid| !process_exists(*pid)));
 }
 
-fn a_failed_spawn_leaves_nothing_behind() {
+fn failed_spawn_leaves_no_process_or_file() {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let files = open_files();
     if rustix::process::geteuid().is_root() {
@@ -749,7 +750,7 @@ fn a_failed_spawn_leaves_nothing_behind() {
     for config in [
         spinner_config(CloneMode::Fork, 64),
         spinner_config(CloneMode::Thread, 64),
-        spinner_config(CloneMode::Fork, 64).first(|spec| spec.pcomm("box")),
+        spinner_config(CloneMode::Fork, 64).change_first_group(|spec| spec.pcomm("box")),
     ] {
         let error = WorkloadHandle::spawn(&config).unwrap_err().to_string();
         assert!(error.starts_with("group `group0`"), "{error}");

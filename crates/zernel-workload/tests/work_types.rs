@@ -71,17 +71,17 @@ fn types_hosted_in(host: WorkerHost) -> impl Iterator<Item = WorkType> {
 }
 
 #[test]
-fn every_type_works_and_stops_wherever_it_is_hosted() {
+fn every_work_type_runs_as_fork_thread_and_container() {
     for host in WORKER_HOSTS {
         types_hosted_in(host).for_each(|work| drop(run_rounds(host, 4, work, 2)));
     }
 }
 
 #[test]
-fn every_type_that_is_stopped_at_once_has_worked() {
+fn every_work_type_stopped_at_once_did_a_round() {
     let custom = WorkType::custom("custom", |worker| {
         while !worker.is_stopped() {
-            worker.done(1);
+            worker.count_round(1);
         }
     });
     for host in WORKER_HOSTS {
@@ -98,7 +98,7 @@ fn every_type_that_is_stopped_at_once_has_worked() {
 }
 
 #[test]
-fn every_type_is_explained_and_named_once() {
+fn every_work_type_has_unique_name_and_description() {
     let names: BTreeSet<&str> = WorkType::all()
         .iter()
         .map(|work| work.describe().name)
@@ -145,7 +145,7 @@ fn fork_exit_and_cgroup_churn_are_refused_in_a_container() {
 }
 
 #[test]
-fn pairs_need_an_even_number_and_teams_more_than_one() {
+fn invalid_team_sizes_are_refused() {
     for (work, workers, hint) in [
         (
             WorkType::PipePingPong(PipePingPong::default()),
@@ -175,7 +175,7 @@ fn pairs_need_an_even_number_and_teams_more_than_one() {
 }
 
 #[test]
-fn partners_take_turns() {
+fn ping_pong_partners_do_equal_rounds() {
     for host in WORKER_HOSTS {
         for work in [
             WorkType::PipePingPong(PipePingPong::default()),
@@ -227,7 +227,7 @@ fn a_sleeping_worker_switches_voluntarily_and_is_mostly_off_the_cpu() {
 }
 
 #[test]
-fn every_run_delay_is_reported_where_the_kernel_counts_it() {
+fn run_delay_of_each_worker_is_reported() {
     if !std::fs::exists("/proc/self/schedstat").unwrap() {
         return;
     }
@@ -273,7 +273,7 @@ fn a_periodic_worker_wakes_once_per_period() {
 }
 
 #[test]
-fn a_contended_lock_is_held_by_one_at_a_time() {
+fn mutex_contention_lock_is_exclusive() {
     let contention = MutexContention {
         hold_us: 200,
         think_us: 0,
@@ -297,7 +297,7 @@ fn a_contended_lock_is_held_by_one_at_a_time() {
 }
 
 #[test]
-fn a_fan_out_reaches_every_worker() {
+fn futex_fan_out_wakes_every_worker() {
     let reports = run_rounds(
         WorkerHost::Fork,
         4,
@@ -327,7 +327,7 @@ fn affinity_churn_visits_every_usable_cpu() {
 }
 
 #[test]
-fn a_work_that_cannot_go_on_says_why() {
+fn work_failure_is_in_exit_info() {
     let read = RandomRead {
         folder: "/proc".into(),
         ..RandomRead::default()
@@ -342,7 +342,7 @@ fn a_work_that_cannot_go_on_says_why() {
 }
 
 #[test]
-fn parameters_that_cannot_work_are_refused() {
+fn invalid_work_parameters_are_refused() {
     for (work, field) in [
         (
             WorkType::TimerDeadline(TimerDeadline {

@@ -30,12 +30,12 @@ fn main() -> ExitCode {
     target.run_part();
     wait_until_all_are_exported(&daemon);
     report_scrapes(&format!("{PROCESS_COUNT} processes"), &daemon);
-    report_answers_while_stalled(&daemon);
+    print_slowest_answers_while_stalled(&daemon);
     ExitCode::SUCCESS
 }
 
 /// The slowest answers while the observer's thread is stopped for 5 s.
-fn report_answers_while_stalled(daemon: &Daemon) {
+fn print_slowest_answers_while_stalled(daemon: &Daemon) {
     let stopped = StoppedThread::stop_named(daemon.pid(), "observer").expect("root may stop it");
     let end = Instant::now() + Duration::from_secs(5);
     let (mut metrics, mut health, mut count) = (Duration::ZERO, Duration::ZERO, 0);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Deserialize;
 use zernel_model::snapshot::{
-    SNAPSHOT_FORMAT, Snapshot, ZERNEL_VERSION, is_late, lateness_problem,
+    SNAPSHOT_FORMAT, Snapshot, ZERNEL_VERSION, is_snapshot_late, late_snapshot_problem,
 };
 
 /// Longest wait for the daemon.
@@ -70,8 +70,8 @@ impl DaemonSocket {
     pub(crate) fn fresh_snapshot(&self) -> Result<Snapshot, ClientError> {
         let snapshot = self.latest_snapshot()?;
         let age = Duration::try_from_secs_f64(snapshot.age_seconds).unwrap_or_default();
-        match is_late(age) {
-            true => Err(ClientError::Late(lateness_problem(age))),
+        match is_snapshot_late(age) {
+            true => Err(ClientError::Late(late_snapshot_problem(age))),
             false => Ok(snapshot),
         }
     }

@@ -83,7 +83,7 @@ fn fill_in_placeholder(word: &str) -> String {
 }
 
 /// What the parser finds wrong with a command.
-fn find_mistake(words: &[String], in_sentence: bool) -> Option<String> {
+fn parser_error_of_command(words: &[String], in_sentence: bool) -> Option<String> {
     let error = Cli::command().try_get_matches_from(words).err()?;
     let is_allowed = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => true,
@@ -136,7 +136,7 @@ fn every_documented_command_is_parsed() {
     for command in &commands {
         for words in zernel_commands(&command.words) {
             parsed += 1;
-            if let Some(mistake) = find_mistake(&words, command.in_sentence) {
+            if let Some(mistake) = parser_error_of_command(&words, command.in_sentence) {
                 mistakes.push(format!("{}\n{mistake}", command.describe()));
             }
         }
@@ -175,7 +175,7 @@ fn wrong_commands_are_found() {
     let mistake_of = |line: &str| {
         let commands = commands_of_block(line);
         let mut parts = zernel_commands(&commands[0]).into_iter();
-        parts.find_map(|words| find_mistake(&words, false))
+        parts.find_map(|words| parser_error_of_command(&words, false))
     };
     assert!(mistake_of("zernel run --htlm a -- b").is_some());
     assert!(mistake_of("zernel attach PIDS").is_some());

@@ -15,7 +15,7 @@ use zernel_ebpf::observer::{
     self, GovernorOptions, Observer, ObserverRequests, ObserverThread, PublishedSnapshot,
 };
 use zernel_ebpf::{metrics, quarantine};
-use zernel_model::snapshot::{Snapshot, is_late, lateness_problem};
+use zernel_model::snapshot::{Snapshot, is_snapshot_late, late_snapshot_problem};
 use zernel_serve::{Expose, Health, Scope, Secret, Server, Source, TextFormat};
 
 use crate::run::attach::parse_duration;
@@ -275,10 +275,10 @@ async fn wait_until_stopped(
     while !is_over() {
         if let Some(manager) = manager
             .as_mut()
-            .filter(|_| !is_late(published.age_of_snapshot()))
+            .filter(|_| !is_snapshot_late(published.age_of_snapshot()))
         {
             // If the service manager cannot be notified, it restarts the daemon.
-            let _ = manager.keep_alive();
+            let _ = manager.notify_watchdog_if_due();
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -290,7 +290,7 @@ struct PublishedSource {
 }
 
 impl Source for PublishedSource {
-    fn version(&self) -> Option<u64> {
+    fn answers_version(&self) -> Option<u64> {
         // Answers that clients get while the daemon stops must not state that the observer runs.
         let has_ended = self.published.end_reason().is_some();
         (!has_ended).then(|| self.published.snapshot().taken_ns)
@@ -320,9 +320,9 @@ impl Source for PublishedSource {
         let mut problems = snapshot.problems.clone();
         let ended = self.published.end_reason();
         let age = self.published.age_of_snapshot();
-        let is_late = ended.is_none() && is_late(age);
+        let is_late = ended.is_none() && is_snapshot_late(age);
         problems.extend(ended.map(|_| "processes are no longer observed".to_owned()));
-        problems.extend(is_late.then(|| lateness_problem(age)));
+        problems.extend(is_late.then(|| late_snapshot_problem(age)));
         Health {
             ok: ended.is_none() && !is_late && !snapshot.observer.is_off,
             problems,

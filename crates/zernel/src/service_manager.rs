@@ -47,7 +47,7 @@ impl ServiceManager {
 
     /// Notifies the manager that the daemon still works, if a notification is due. Call this function often, and only
     /// while the daemon works.
-    pub(crate) fn keep_alive(&mut self) -> io::Result<()> {
+    pub(crate) fn notify_watchdog_if_due(&mut self) -> io::Result<()> {
         let Some(watchdog) = &mut self.watchdog else {
             return Ok(());
         };
@@ -120,17 +120,19 @@ mod tests {
         let (_folder, socket, path) = fake_manager();
         let mut manager = ServiceManager::new(path.clone(), Some(3_600_000_000));
         for _ in 0..10 {
-            manager.keep_alive().unwrap();
+            manager.notify_watchdog_if_due().unwrap();
         }
         assert_eq!(received_message(&socket).as_deref(), Some("WATCHDOG=1"));
         assert_eq!(received_message(&socket), None);
         let watchdog = manager.watchdog.as_mut().unwrap();
         assert_eq!(watchdog.interval, Duration::from_secs(1800));
         watchdog.last_notified = Instant::now().checked_sub(watchdog.interval);
-        manager.keep_alive().unwrap();
+        manager.notify_watchdog_if_due().unwrap();
         assert_eq!(received_message(&socket).as_deref(), Some("WATCHDOG=1"));
         // Without a watchdog there is nothing to notify.
-        ServiceManager::new(path, None).keep_alive().unwrap();
+        ServiceManager::new(path, None)
+            .notify_watchdog_if_due()
+            .unwrap();
         assert_eq!(received_message(&socket), None);
     }
 }

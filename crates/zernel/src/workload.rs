@@ -86,7 +86,7 @@ fn run_spec_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
         }
     };
     let outcome = match spec.run(watch) {
-        Err(error) if is_spec_error(&error) => {
+        Err(error) if is_caused_by_spec(&error) => {
             crate::print_error(&error);
             return Ok(ExitCode::from(2));
         }
@@ -104,7 +104,7 @@ fn run_spec_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// Whether the spec causes the error: it is invalid or does not fit this machine.
-fn is_spec_error(error: &zernel_workload::Error) -> bool {
+fn is_caused_by_spec(error: &zernel_workload::Error) -> bool {
     use zernel_workload::Error::{Invalid, SpecFile, Topology};
     matches!(error, SpecFile { .. } | Invalid { .. } | Topology { .. })
 }

@@ -31,14 +31,14 @@ fn main() -> ExitCode {
             a_kernel_with_sched_ext_is_recognised,
         ),
         trial(
-            "an_old_kernel_has_the_last_rung",
+            "an_old_kernel_attaches_by_perf_events",
             &[oldest],
-            an_old_kernel_has_the_last_rung,
+            an_old_kernel_attaches_by_perf_events,
         ),
         trial(
-            "every_shortcoming_has_a_consequence",
+            "every_row_that_is_not_ok_has_a_consequence",
             &[],
-            every_shortcoming_has_a_consequence,
+            every_row_that_is_not_ok_has_a_consequence,
         ),
         trial(
             "a_table_has_no_colour_in_a_pipe",
@@ -46,9 +46,9 @@ fn main() -> ExitCode {
             a_table_has_no_colour_in_a_pipe,
         ),
         trial(
-            "a_reader_that_leaves_is_no_error",
+            "a_closed_stdout_pipe_is_no_error",
             &[],
-            a_reader_that_leaves_is_no_error,
+            a_closed_stdout_pipe_is_no_error,
         ),
         trial(
             "wrong_usage_exits_with_two",
@@ -136,7 +136,7 @@ fn an_unprivileged_user_cannot_observe_and_learns_why() {
 }
 
 /// The report of `zernel doctor` from a virtual machine with this kernel.
-fn doctor_in_a_vm(kernel: &str) -> Value {
+fn doctor_report_from_vm(kernel: &str) -> Value {
     let outcome = VmSpec::new(vm::obtain_kernel_of_version(kernel).unwrap())
         .run(ZERNEL_PATH, ["doctor", "--json"]);
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
@@ -146,7 +146,7 @@ fn doctor_in_a_vm(kernel: &str) -> Value {
 }
 
 fn a_kernel_with_sched_ext_is_recognised() {
-    let report = doctor_in_a_vm("sched_ext");
+    let report = doctor_report_from_vm("sched_ext");
     for name in [
         "sched_ext",
         "cgroup v2",
@@ -162,15 +162,15 @@ fn a_kernel_with_sched_ext_is_recognised() {
     assert_eq!(status_of_row(&report, "NVIDIA GPUs"), "missing");
 }
 
-fn an_old_kernel_has_the_last_rung() {
-    let report = doctor_in_a_vm("6.1");
+fn an_old_kernel_attaches_by_perf_events() {
+    let report = doctor_report_from_vm("6.1");
     assert_eq!(report["observe"]["possible"], true);
     assert_eq!(report["observe"]["rung"], "uprobe (perf event)");
     assert_eq!(status_of_row(&report, "uprobe.multi"), "missing");
     assert_eq!(status_of_row(&report, "sched_ext"), "missing");
 }
 
-fn every_shortcoming_has_a_consequence() {
+fn every_row_that_is_not_ok_has_a_consequence() {
     let report = doctor_json();
     for row in rows_of_report(&report) {
         let fine = row["status"] == "ok";
@@ -190,7 +190,7 @@ fn a_table_has_no_colour_in_a_pipe() {
     assert!(!command.output().unwrap().stdout.contains(&0x1b));
 }
 
-fn a_reader_that_leaves_is_no_error() {
+fn a_closed_stdout_pipe_is_no_error() {
     for arguments in [&["doctor"][..], &["doctor", "--json"]] {
         let heard = Command::new(ZERNEL_PATH).args(arguments).output().unwrap();
         let mut child = Command::new(ZERNEL_PATH)

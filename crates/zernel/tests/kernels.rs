@@ -14,12 +14,12 @@ use zernel_lab::{Initramfs, VmSpec};
 use zernel_softgpu::config;
 use zernel_softgpu::install::{CARGO_AND_REAL_LIBRARY_NAMES, built_libraries};
 use zernel_softgpu::truth::TruthLog;
-use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, PartStamp, run_part_of_job};
+use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, PartStamp, run_job_process};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial, vm};
 
 const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
-const GUEST_TRIAL: &str = "a_job_is_seen_as_it_is_here";
+const GUEST_TRIAL: &str = "a_job_is_observed_exactly_on_this_kernel";
 /// The rung to use. If the variable is not set, any rung that works is used.
 const RUNG_VARIABLE: &str = "ZERNEL_TEST_RUNG";
 
@@ -33,27 +33,27 @@ const KERNELS_AND_RUNGS: [(&str, &str, Option<&str>); 4] = [
 ];
 
 fn main() -> ExitCode {
-    if let Some(code) = run_part_of_job() {
+    if let Some(code) = run_job_process() {
         return code.into();
     }
     let there = KERNELS_AND_RUNGS
         .into_iter()
         .map(|(version, rung, preemption)| {
-            let name = format!("a_job_is_seen_as_it_is_on_{}", version.replace('.', "_"));
+            let name = format!("a_job_is_observed_exactly_on_{}", version.replace('.', "_"));
             trial(&name, &[vm::oldest_kernel_need()], move || {
-                assert_job_is_seen_in_vm(version, rung, preemption);
+                assert_job_is_observed_exactly_in_vm(version, rung, preemption);
             })
         });
     let here = trial(
         GUEST_TRIAL,
         &[root(), bpf(|| Capability::BtfTracepoint.try_out())],
-        assert_job_is_seen,
+        assert_job_is_observed_exactly,
     );
     zernel_testkit::main([here].into_iter().chain(there))
 }
 
-/// Runs the trial `a_job_is_seen_as_it_is_here` in a virtual machine with this kernel.
-fn assert_job_is_seen_in_vm(version: &str, rung: &str, preemption: Option<&str>) {
+/// Runs the trial `a_job_is_observed_exactly_on_this_kernel` in a virtual machine with this kernel.
+fn assert_job_is_observed_exactly_in_vm(version: &str, rung: &str, preemption: Option<&str>) {
     let kernel = vm::obtain_kernel_of_version(version);
     let mut files = Initramfs::new();
     files.add_at_same_path(ZERNEL_PATH).unwrap();
@@ -112,7 +112,7 @@ fn short_plan() -> JobPlan {
     }
 }
 
-fn assert_job_is_seen() {
+fn assert_job_is_observed_exactly() {
     let job = Job::new(short_plan()).unwrap();
     let log = tempfile::tempdir().unwrap();
     let mut run = Command::new(ZERNEL_PATH);
@@ -140,14 +140,14 @@ fn assert_job_is_seen() {
     for (number, rank) in ranks.iter().enumerate() {
         assert_eq!(rank["rank"], number, "{rank:#}");
         assert_eq!(rank["complete"], true, "{rank:#}");
-        assert_calls(rank, &truth);
+        assert_all_calls_are_counted(rank, &truth);
         assert_steps(rank, &job, number as u32);
         assert_phases(rank);
     }
 }
 
 /// Nothing was sampled, so every call was seen.
-fn assert_calls(rank: &Value, truth: &TruthLog) {
+fn assert_all_calls_are_counted(rank: &Value, truth: &TruthLog) {
     let mut calls: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     let own = |process: &&zernel_softgpu::truth::ProcessTruth| rank["pid"] == process.pid;
     let returned = truth.processes.iter().filter(own);

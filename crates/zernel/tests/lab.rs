@@ -9,11 +9,15 @@ fn main() -> ExitCode {
     let vm = vm::newest_kernel_need();
     zernel_testkit::main([
         trial(
-            "a_command_is_the_same_inside",
+            "a_vm_passes_on_output_and_exit_code",
             &[vm],
-            a_command_is_the_same_inside,
+            a_vm_passes_on_output_and_exit_code,
         ),
-        trial("files_are_taken_along", &[vm], files_are_taken_along),
+        trial(
+            "with_copies_files_into_the_vm",
+            &[vm],
+            with_copies_files_into_the_vm,
+        ),
         trial("a_missing_file_is_named", &[vm], a_missing_file_is_named),
         trial(
             "output_before_a_timeout_is_kept",
@@ -21,9 +25,9 @@ fn main() -> ExitCode {
             output_before_a_timeout_is_kept,
         ),
         trial(
-            "an_interrupt_leaves_nothing_behind",
+            "an_interrupt_leaves_no_temporary_folder",
             &[vm],
-            an_interrupt_leaves_nothing_behind,
+            an_interrupt_leaves_no_temporary_folder,
         ),
         trial(
             "a_bad_version_is_wrong_usage",
@@ -46,7 +50,7 @@ fn lab_run(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-fn a_command_is_the_same_inside() {
+fn a_vm_passes_on_output_and_exit_code() {
     let script = "echo out; echo err >&2; test -e /sys/kernel/sched_ext/state && exit 7";
     let output = lab_run(&["sh", "-c", script]);
     assert_eq!(output.stdout, b"out\n");
@@ -58,7 +62,7 @@ fn a_command_is_the_same_inside() {
     assert_eq!(output.status.code(), Some(7));
 }
 
-fn files_are_taken_along() {
+fn with_copies_files_into_the_vm() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("data");
     std::fs::write(&file, "from outside").unwrap();
@@ -92,7 +96,7 @@ fn output_before_a_timeout_is_kept() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-fn an_interrupt_leaves_nothing_behind() {
+fn an_interrupt_leaves_no_temporary_folder() {
     let folder = tempfile::tempdir().unwrap();
     let child = Command::new(env!("CARGO_BIN_EXE_zernel"))
         .args(["lab", "run", "sleep", "1000"])

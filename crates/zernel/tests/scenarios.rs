@@ -46,9 +46,9 @@ fn main() -> ExitCode {
         ),
         trial("sound_schedulers_pass", &[vm], sound_schedulers_pass),
         trial(
-            "a_run_repeats_to_the_last_digit",
+            "runs_with_one_seed_are_equal",
             &[vm],
-            a_run_repeats_to_the_last_digit,
+            runs_with_one_seed_are_equal,
         ),
         trial(
             "a_bad_scenario_is_wrong_input",
@@ -120,7 +120,7 @@ fn sound_schedulers_pass() {
     }
 }
 
-fn a_run_repeats_to_the_last_digit() {
+fn runs_with_one_seed_are_equal() {
     let once = || {
         let run = ScenarioRun::new(
             shortened_scenario("wake"),

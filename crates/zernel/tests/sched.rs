@@ -148,14 +148,14 @@ fn the_scheduler_starts_and_ends() {
     }
     guest::statistics_are_printed();
     guest::a_changed_configuration_is_applied();
-    guest::a_newer_one_takes_its_place();
-    guest::ejections_end_in_a_lock_out();
+    guest::replace_loads_the_newer_scheduler();
+    guest::the_scheduler_is_not_loaded_after_two_ejections();
     match Path::new(SOFTWARE_GPU_DRIVER_PATH).exists() {
         true => job::jobs_are_compared_and_privileged(),
         false => {
-            guest::a_privileged_cgroup_is_followed();
-            guest::a_command_has_its_scheduler();
-            job::the_observer_is_missed();
+            guest::a_recreated_cgroup_is_privileged_again();
+            guest::run_sched_schedules_while_its_command_runs();
+            job::a_missing_observer_is_reported();
         }
     }
 }

@@ -5,12 +5,12 @@ use std::process::{Command, ExitCode, Output};
 
 use serde_json::Value;
 use zernel_ebpf::capability::Capability;
-use zernel_testjob::{Bottleneck, Job, JobPlan, run_part_of_job};
+use zernel_testjob::{Bottleneck, Job, JobPlan, run_job_process};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial};
 
 fn main() -> ExitCode {
-    if let Some(code) = run_part_of_job() {
+    if let Some(code) = run_job_process() {
         return code.into();
     }
     let observing = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
@@ -34,7 +34,11 @@ fn main() -> ExitCode {
             &[],
             a_file_that_is_no_trace_is_named,
         ),
-        trial("wrong_usage_runs_nothing", &[], wrong_usage_runs_nothing),
+        trial(
+            "wrong_usage_does_not_run_the_command",
+            &[],
+            wrong_usage_does_not_run_the_command,
+        ),
     ])
 }
 
@@ -120,7 +124,7 @@ fn a_file_that_is_no_trace_is_named() {
     assert!(printed.contains("other: it is not a trace"), "{printed}");
 }
 
-fn wrong_usage_runs_nothing() {
+fn wrong_usage_does_not_run_the_command() {
     for arguments in [
         &["record"][..],
         &["record", "--pid", "1", "--", "true"],

@@ -19,7 +19,7 @@ fn zernel_command(arguments: &[&str]) -> Command {
 }
 
 /// Runs a workload file with this text.
-fn run_spec(text: &str, options: &[&str]) -> Output {
+fn run_workload_file(text: &str, options: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("spec.toml");
     fs::write(&file, text).unwrap();
@@ -45,7 +45,7 @@ work = 'spin_wait'
 
 #[test]
 fn every_worker_is_reported() {
-    let outcome = parse_json(&run_spec(SPINNERS_SPEC, &["--json"]));
+    let outcome = parse_json(&run_workload_file(SPINNERS_SPEC, &["--json"]));
     let reports = outcome["reports"].as_array().unwrap();
     assert_eq!(reports.len(), 2);
     for report in reports {
@@ -53,7 +53,7 @@ fn every_worker_is_reported() {
         assert_eq!(report["completed"], true);
         assert!(report["work_units"].as_u64().unwrap() > 0);
     }
-    let table = run_spec(SPINNERS_SPEC, &[]);
+    let table = run_workload_file(SPINNERS_SPEC, &[]);
     let text = String::from_utf8(table.stdout).unwrap();
     assert_eq!(text.matches("spinners").count(), 2, "{text}");
     assert_eq!(outcome["interrupted"], false);
@@ -75,7 +75,7 @@ fn a_spec_that_cannot_be_used_is_explained() {
         ),
         (SPINNERS_SPEC.replace("= 2", "= 'two'"), "two"),
     ] {
-        let output = run_spec(&text, &[]);
+        let output = run_workload_file(&text, &[]);
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{complaint}");
         assert!(
@@ -86,7 +86,7 @@ fn a_spec_that_cannot_be_used_is_explained() {
         assert!(output.stdout.is_empty());
     }
     let nowhere = format!("{SPINNERS_SPEC}affinity = {{ numa_node = 1000 }}\n");
-    let output = run_spec(&nowhere, &[]);
+    let output = run_workload_file(&nowhere, &[]);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{complaint}");
     assert!(complaint.contains("NUMA node 1000"), "{complaint}");
@@ -97,7 +97,7 @@ fn a_spec_that_cannot_be_used_is_explained() {
 }
 
 #[test]
-fn an_interrupt_ends_it_early_with_reports() {
+fn an_interrupt_ends_a_workload_with_reports() {
     let outcome = parse_json(&interrupt_long_run(&["--json"]));
     assert_eq!(outcome["reports"].as_array().unwrap().len(), 2);
     assert_eq!(outcome["interrupted"], true);
@@ -159,7 +159,7 @@ fn the_examples_run_without_the_software_gpu() {
     for (name, text) in example_workloads() {
         let lines = text.lines().filter(|line| !line.starts_with("gpu ="));
         let text = shorten_example(&lines.collect::<Vec<_>>().join("\n"));
-        let outcome = parse_json(&run_spec(&text, &["--json"]));
+        let outcome = parse_json(&run_workload_file(&text, &["--json"]));
         assert!(all_workers_completed(&outcome), "{name:?}: {outcome:#}");
     }
 }
@@ -211,7 +211,7 @@ fn every_work_type_is_listed_with_its_parameters() {
 }
 
 #[test]
-fn the_list_is_there_as_json() {
+fn work_types_are_listed_as_json() {
     let list = parse_json(&zernel_command(&["list", "--json"]).output().unwrap());
     let list = list.as_array().unwrap();
     assert_eq!(list.len(), WorkType::all().len());
@@ -272,9 +272,9 @@ fn a_spec_may_come_from_stdin_and_a_signal_ends_the_wait_for_it() {
 #[test]
 fn names_from_a_file_do_not_control_the_terminal() {
     let hostile = SPINNERS_SPEC.replace("'spinners'", r#""spin\u001b]0;title\u0007""#);
-    let output = run_spec(&hostile, &[]);
+    let output = run_workload_file(&hostile, &[]);
     assert!(!output.stdout.contains(&0x1b), "{output:?}");
-    let output = run_spec("duration_ms = \x1b[2J", &[]);
+    let output = run_workload_file("duration_ms = \x1b[2J", &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(!output.stderr.contains(&0x1b), "{output:?}");
 }

@@ -24,7 +24,7 @@ enum capability {
 	CAPABILITIES, /* how many there are */
 };
 
-__u64 hits[CAPABILITIES];
+__u64 run_counts[CAPABILITIES];
 
 /* Puts the enum into BTF, where a test compares it with userspace's. Unlike ZERNEL_IN_BTF() it adds
  * no map, so each program needs only the kernel feature that it tests. */
@@ -52,7 +52,7 @@ struct {
 
 static void count_run(__u32 which)
 {
-	__sync_fetch_and_add(&hits[which], 1);
+	__sync_fetch_and_add(&run_counts[which], 1);
 }
 
 SEC("tp_btf/sched_switch")

@@ -93,10 +93,12 @@ impl Capability {
     ];
 
     /// Ways to attach to functions of processes, best first.
-    pub const UPROBE_LADDER: [Self; 3] = [Self::UprobeSession, Self::UprobeMulti, Self::UprobePerf];
+    pub const UPROBE_KINDS_BEST_FIRST: [Self; 3] =
+        [Self::UprobeSession, Self::UprobeMulti, Self::UprobePerf];
 
-    /// Capabilities that observing needs, besides one of [`Self::UPROBE_LADDER`].
-    pub const OBSERVE_NEEDS: [Self; 3] = [Self::BtfTracepoint, Self::TaskStorage, Self::MmapArray];
+    /// Capabilities that observing needs, besides one of [`Self::UPROBE_KINDS_BEST_FIRST`].
+    pub const NEEDED_TO_OBSERVE: [Self; 3] =
+        [Self::BtfTracepoint, Self::TaskStorage, Self::MmapArray];
 
     /// Its usual name.
     #[must_use]
@@ -138,29 +140,29 @@ impl Capability {
 
     /// Loads, attaches and triggers the capability's program, and removes it again.
     pub fn try_out(self) -> Result<(), CapabilityRefusal> {
-        let object = self.load_program().map_err(CapabilityRefusal::Load)?;
+        let object = self.load_program().map_err(CapabilityRefusal::LoadFailed)?;
         let program = object
             .progs_mut()
             .find(|program| program.name() == self.program_name())
             .expect("every capability has a program");
         let links = self
             .attach_program(&program)
-            .map_err(CapabilityRefusal::Attach)?;
+            .map_err(CapabilityRefusal::AttachFailed)?;
         for _ in 0..self.trigger_attempts() {
             self.trigger_program(&object, &links)
-                .map_err(CapabilityRefusal::Provoke)?;
+                .map_err(CapabilityRefusal::TriggerFailed)?;
             if self.run_count(&object) >= self.runs_per_call() {
                 return Ok(());
             }
         }
-        Err(CapabilityRefusal::Silent)
+        Err(CapabilityRefusal::NeverRan)
     }
 
     /// Number of attempts to trigger the program. A probed call is counted at once, so a uprobe program gets one
     /// attempt: the entries of two calls would pass for the entry and the return of one. A tracepoint on an emulated
     /// machine may take a moment.
     fn trigger_attempts(self) -> u32 {
-        if Self::UPROBE_LADDER.contains(&self) {
+        if Self::UPROBE_KINDS_BEST_FIRST.contains(&self) {
             1
         } else {
             20
@@ -169,7 +171,7 @@ impl Capability {
 
     /// How often the program runs per trigger: twice if it probes the entry and the return of a call.
     fn runs_per_call(self) -> u64 {
-        if Self::UPROBE_LADDER.contains(&self) {
+        if Self::UPROBE_KINDS_BEST_FIRST.contains(&self) {
             2
         } else {
             1
@@ -257,27 +259,27 @@ impl Capability {
 pub enum CapabilityRefusal {
     /// The kernel refused the program or its map.
     #[error("the kernel does not load it ({})", innermost_reason(.0))]
-    Load(#[source] libbpf_rs::Error),
+    LoadFailed(#[source] libbpf_rs::Error),
     /// The program loaded but could not be attached.
     #[error("it loads but does not attach ({})", innermost_reason(.0))]
-    Attach(#[source] libbpf_rs::Error),
+    AttachFailed(#[source] libbpf_rs::Error),
     /// The program attached but could not be triggered.
     #[error("it attaches but could not be tried ({})", innermost_reason(.0))]
-    Provoke(#[source] libbpf_rs::Error),
+    TriggerFailed(#[source] libbpf_rs::Error),
     /// The program attached but never ran.
     #[error("it attaches but never runs")]
-    Silent,
+    NeverRan,
 }
 
 impl CapabilityRefusal {
     /// Whether the capability is missing because this process lacks privilege.
     #[must_use]
-    pub fn is_permission(&self) -> bool {
+    pub fn is_permission_denied(&self) -> bool {
         match self {
-            Self::Load(error) | Self::Attach(error) | Self::Provoke(error) => {
+            Self::LoadFailed(error) | Self::AttachFailed(error) | Self::TriggerFailed(error) => {
                 error.kind() == ErrorKind::PermissionDenied
             }
-            Self::Silent => false,
+            Self::NeverRan => false,
         }
     }
 }

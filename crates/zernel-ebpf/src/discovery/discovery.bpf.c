@@ -53,7 +53,7 @@ struct {
 	__uint(max_entries, 65536);
 	__type(key, __u32);
 	__type(value, __u8);
-} interesting SEC(".maps");
+} followed_processes SEC(".maps");
 
 /*
  * Processes with an EVENT_LOADED that userspace has not handled yet. Userspace deletes the entry of a process before it
@@ -65,7 +65,7 @@ struct {
 	__uint(max_entries, 4096);
 	__type(key, __u32);
 	__type(value, __u8);
-} pending SEC(".maps");
+} pending_loads SEC(".maps");
 
 /* Executables whose loader is known. An exec of such an executable is not reported: shell scripts run the same programs
  * over and over. */
@@ -74,14 +74,14 @@ struct {
 	__uint(max_entries, 4096);
 	__type(key, struct executable);
 	__type(value, __u8);
-} seen SEC(".maps");
+} known_executables SEC(".maps");
 
 /* Events that found the ring buffer full. */
 __u64 lost;
 
-static const __u8 present = 1;
+static const __u8 set_member = 1;
 
-static bool emit(const struct event *event)
+static bool emit_event(const struct event *event)
 {
 	if (!bpf_ringbuf_output(&events, (void *)event, sizeof(*event), 0))
 		return true;
@@ -93,9 +93,9 @@ static bool emit(const struct event *event)
  * Adds a key to a set; false if the set has it already. Kernels before 6.4 return an int although
  * the helper declares a long, so the upper half is undefined.
  */
-static __always_inline bool put(void *set, const void *key)
+static __always_inline bool add_to_set(void *set, const void *key)
 {
-	int result = bpf_map_update_elem(set, key, &present, BPF_NOEXIST);
+	int result = bpf_map_update_elem(set, key, &set_member, BPF_NOEXIST);
 
 	return result != -EEXIST;
 }
@@ -118,11 +118,11 @@ int BPF_PROG(executed, struct task_struct *task, int old_pid, struct linux_binpr
 			.mount_namespace = BPF_CORE_READ(task, nsproxy, mnt_ns, ns.inum),
 		},
 	};
-	bool was_interesting = !bpf_map_delete_elem(&interesting, &event.tgid);
-	bool is_new = put(&seen, &event.executable);
+	bool was_interesting = !bpf_map_delete_elem(&followed_processes, &event.tgid);
+	bool is_new = add_to_set(&known_executables, &event.executable);
 
-	if ((was_interesting || is_new) && !emit(&event) && is_new)
-		bpf_map_delete_elem(&seen, &event.executable);
+	if ((was_interesting || is_new) && !emit_event(&event) && is_new)
+		bpf_map_delete_elem(&known_executables, &event.executable);
 	return 0;
 }
 
@@ -134,12 +134,12 @@ int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
 			       .child_tgid = child->tgid };
 	bool is_thread = child->pid != child->tgid;
 
-	if (is_thread || !bpf_map_lookup_elem(&interesting, &event.tgid))
+	if (is_thread || !bpf_map_lookup_elem(&followed_processes, &event.tgid))
 		return 0;
-	bpf_map_update_elem(&interesting, &event.child_tgid, &present, BPF_ANY);
+	bpf_map_update_elem(&followed_processes, &event.child_tgid, &set_member, BPF_ANY);
 	event.start_boottime_ns = start_boottime_ns(parent);
 	event.child_start_boottime_ns = start_boottime_ns(child);
-	emit(&event);
+	emit_event(&event);
 	return 0;
 }
 
@@ -154,10 +154,10 @@ int BPF_PROG(exited, struct task_struct *task)
 
 	if (BPF_CORE_READ(task, signal, live.counter))
 		return 0;
-	if (bpf_map_delete_elem(&interesting, &event.tgid))
+	if (bpf_map_delete_elem(&followed_processes, &event.tgid))
 		return 0;
 	event.start_boottime_ns = start_boottime_ns(task);
-	emit(&event);
+	emit_event(&event);
 	return 0;
 }
 
@@ -178,11 +178,11 @@ static __always_inline int loader_called(struct pt_regs *ctx)
 	if (distance && !bpf_probe_read_user(&state, sizeof(state), address) &&
 	    state != RT_CONSISTENT)
 		return 0;
-	if (!put(&pending, &event.tgid))
+	if (!add_to_set(&pending_loads, &event.tgid))
 		return 0;
 	event.start_boottime_ns = start_boottime_ns((void *)bpf_get_current_task());
-	if (!emit(&event))
-		bpf_map_delete_elem(&pending, &event.tgid);
+	if (!emit_event(&event))
+		bpf_map_delete_elem(&pending_loads, &event.tgid);
 	return 0;
 }
 

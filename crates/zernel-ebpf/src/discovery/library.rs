@@ -10,19 +10,19 @@ use zernel_phase::mirrors;
 const LOADER_PREFIXES: [&[u8]; 4] = [b"ld-linux", b"ld64.so", b"ld-2.", b"ld-musl-"];
 
 /// The whole file name of the loader of Debian's musl; its other names are links to it.
-const LOADER_NAME: &[u8] = b"libc.so";
+const MUSL_LOADER_NAME: &[u8] = b"libc.so";
 
 /// What a file is by its name: a kind of ML library, or a dynamic loader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Subject {
+pub(super) enum MappedFileKind {
     Library(LibraryKind),
     /// The dynamic loader. A probe on the dynamic loader reports every library that the loader loads.
     Loader,
 }
 
-impl Subject {
+impl MappedFileKind {
     pub(super) fn from_file_name(name: &[u8]) -> Option<Self> {
-        let is_loader = name == LOADER_NAME
+        let is_loader = name == MUSL_LOADER_NAME
             || LOADER_PREFIXES
                 .iter()
                 .any(|prefix| name.starts_with(prefix));
@@ -38,14 +38,14 @@ mirrors! {
     pub(super) const MIRRORS;
     structs {
         /// The beginning of a name as a 64-bit word, and a mask of its bytes.
-        pub(super) struct Prefix = "prefix" {
+        pub(super) struct NamePrefix = "prefix" {
             bytes: u64,
             mask: u64,
         }
     }
 }
 
-impl Prefix {
+impl NamePrefix {
     fn new(text: &[u8]) -> Self {
         let mut bytes = [0; 8];
         let mut mask = [0; 8];
@@ -61,16 +61,16 @@ impl Prefix {
 }
 
 /// The prefixes that the kernel filters names by. The kernel compares only the first 8 bytes of a name, so it passes
-/// some names that [`Subject::from_file_name`] then rejects.
-pub(super) fn prefixes() -> Vec<Prefix> {
-    let mut loader_name = LOADER_NAME.to_vec();
+/// some names that [`MappedFileKind::from_file_name`] then rejects.
+pub(super) fn name_prefixes() -> Vec<NamePrefix> {
+    let mut loader_name = MUSL_LOADER_NAME.to_vec();
     loader_name.push(0);
     let stems = LibraryKind::ALL
         .into_iter()
         .map(|kind| kind.file_stem().as_bytes());
-    let mut prefixes: Vec<Prefix> = Vec::new();
+    let mut prefixes: Vec<NamePrefix> = Vec::new();
     for text in stems.chain(LOADER_PREFIXES).chain([loader_name.as_slice()]) {
-        let prefix = Prefix::new(text);
+        let prefix = NamePrefix::new(text);
         if !prefixes.contains(&prefix) {
             prefixes.push(prefix);
         }
@@ -91,10 +91,10 @@ mod tests {
             "ld-musl-x86_64.so.1",
             "libc.so",
         ] {
-            let subject = Subject::from_file_name(name.as_bytes());
-            assert_eq!(subject, Some(Subject::Loader), "{name}");
+            let subject = MappedFileKind::from_file_name(name.as_bytes());
+            assert_eq!(subject, Some(MappedFileKind::Loader), "{name}");
         }
-        assert_eq!(Subject::from_file_name(b"libc.so.6"), None);
+        assert_eq!(MappedFileKind::from_file_name(b"libc.so.6"), None);
     }
 
     #[test]
@@ -104,7 +104,7 @@ mod tests {
             let length = name.len().min(8);
             word[..length].copy_from_slice(&name.as_bytes()[..length]);
             let word = u64::from_ne_bytes(word);
-            prefixes()
+            name_prefixes()
                 .iter()
                 .any(|prefix| word & prefix.mask == prefix.bytes)
         };

@@ -8,7 +8,7 @@
 #include <bpf/bpf_helpers.h>
 #include "btf.h"
 
-#define PREFIXES 16
+#define MAX_PREFIXES 16
 
 /* The first 8 bytes of a name of interest, and a mask of the bytes to compare. A mask of 0 ends the
  * list. */
@@ -18,7 +18,7 @@ struct prefix {
 };
 
 /* Filled by userspace. */
-const volatile struct prefix prefixes[PREFIXES] SEC(".rodata.prefixes");
+const volatile struct prefix prefixes[MAX_PREFIXES] SEC(".rodata.prefixes");
 
 struct mapping {
 	__u64 start_boottime_ns;
@@ -34,11 +34,11 @@ struct mapping {
 };
 ZERNEL_IN_BTF(struct, mapping);
 
-static bool of_interest(__u64 word)
+static bool is_name_of_interest(__u64 word)
 {
 	int i;
 
-	for (i = 0; i < PREFIXES && prefixes[i].mask; i++)
+	for (i = 0; i < MAX_PREFIXES && prefixes[i].mask; i++)
 		if ((word & prefixes[i].mask) == prefixes[i].bytes)
 			return true;
 	return false;
@@ -65,7 +65,7 @@ int mappings(struct bpf_iter__task_vma *ctx)
 	bpf_probe_read_kernel_str(mapping.name, sizeof(mapping.name),
 				  BPF_CORE_READ(file, f_path.dentry, d_name.name));
 	__builtin_memcpy(&first_word, mapping.name, sizeof(first_word));
-	if (!of_interest(first_word))
+	if (!is_name_of_interest(first_word))
 		return 0;
 	mapping.start_boottime_ns = task->group_leader->start_boottime;
 	mapping.start = vma->vm_start;

@@ -16,9 +16,9 @@
 mod library;
 mod loader;
 mod process;
+mod programs;
 mod scan;
 pub(crate) mod sys;
-mod trace;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::BorrowedFd;
@@ -33,21 +33,29 @@ pub use process::{MappedFile, ProcessKey};
 
 use crate::capability::innermost_reason;
 use crate::privilege;
-use library::Subject;
+use library::MappedFileKind;
 use loader::Loaders;
+use programs::{DiscoveryPrograms, Executable, ProcessNotice};
 use scan::{Mapping, Scanner};
-use trace::{Executable, ProcessNotice, Trace};
 use zernel_elf::LibraryKind;
 
 /// The compiled BPF objects of the discovery, each with the Rust mirrors of its types.
 #[cfg(test)]
-pub(crate) const BOUNDARY: [(&str, &[u8], &[Mirrors]); 2] = [
-    ("discovery", trace::OBJECT, &[trace::MIRRORS]),
-    ("mappings", scan::OBJECT, &[scan::MIRRORS, library::MIRRORS]),
+pub(crate) const OBJECTS_AND_MIRRORS: [(&str, &[u8], &[Mirrors]); 2] = [
+    (
+        "discovery",
+        programs::DISCOVERY_OBJECT,
+        &[programs::MIRRORS],
+    ),
+    (
+        "mappings",
+        scan::MAPPINGS_OBJECT,
+        &[scan::MIRRORS, library::MIRRORS],
+    ),
 ];
 
 /// With more processes than this to look at, a full scan is cheaper.
-const MAX_SINGLE_SCANS: usize = 32;
+const MAX_PROCESSES_SCANNED_SINGLY: usize = 32;
 
 /// A change in the processes that map ML libraries.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,42 +100,42 @@ pub enum DiscoveryError {
          CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE",
         innermost_reason(.0)
     )]
-    Privilege(#[source] libbpf_rs::Error),
+    MissingPrivilege(#[source] libbpf_rs::Error),
     /// Capabilities that opening other users' mappings needs are missing. Without these capabilities the kernel hides
     /// the mappings of other users and returns no error.
     #[error(
         "what other users' processes map cannot be seen without {0}; run as root with all capabilities, or with \
          CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE"
     )]
-    Blind(String),
+    MappingsHidden(String),
     /// This process is in another pid namespace than the pids that the kernel reports.
     #[error(
         "discovering processes needs the host's pids, but this is another pid namespace; run it on the \
          host, or in a container that shares the host's (hostPID: true, --pid=host)"
     )]
-    PidNamespace,
+    NotInitialPidNamespace,
     /// The kernel refused to load the BPF programs of the discovery, or their maps.
     #[error("the kernel does not load the programs that discover processes ({}); see zernel doctor", innermost_reason(.0))]
-    Load(#[source] libbpf_rs::Error),
+    ProgramsNotLoaded(#[source] libbpf_rs::Error),
     /// The kernel refused to attach the programs.
     #[error("the tracepoints on exec, fork and exit cannot be attached ({}); see zernel doctor", innermost_reason(.0))]
-    Attach(#[source] libbpf_rs::Error),
+    TracepointsNotAttached(#[source] libbpf_rs::Error),
     /// The ring buffer or a map failed.
     #[error("the events of processes cannot be read ({})", innermost_reason(.0))]
-    Ring(#[source] libbpf_rs::Error),
+    EventsUnreadable(#[source] libbpf_rs::Error),
     /// The iterator failed.
     #[error("the mappings of processes cannot be read by the kernel's iterator ({0})")]
-    Iterate(#[source] io::Error),
+    IteratorUnreadable(#[source] io::Error),
     /// procfs could not be read.
     #[error("the processes cannot be listed ({0}); is /proc mounted?")]
-    Procfs(#[source] procfs::ProcError),
+    ProcfsUnreadable(#[source] procfs::ProcError),
 }
 
 impl DiscoveryError {
-    fn load(error: libbpf_rs::Error) -> Self {
+    fn from_load_error(error: libbpf_rs::Error) -> Self {
         match error.kind() {
-            libbpf_rs::ErrorKind::PermissionDenied => Self::Privilege(error),
-            _ => Self::Load(error),
+            libbpf_rs::ErrorKind::PermissionDenied => Self::MissingPrivilege(error),
+            _ => Self::ProgramsNotLoaded(error),
         }
     }
 }
@@ -139,12 +147,12 @@ type MappingId = (u64, u64, u64);
 pub struct Discovery {
     loaders: Loaders,
     scanner: Scanner,
-    trace: Trace,
+    programs: DiscoveryPrograms,
     /// The reported processes and their known mappings.
-    known: HashMap<ProcessKey, HashSet<MappingId>>,
-    lost_before: u64,
+    reported_mappings: HashMap<ProcessKey, HashSet<MappingId>>,
+    lost_events_before: u64,
     missed_by_events: u64,
-    scanned: bool,
+    has_scanned: bool,
 }
 
 impl Discovery {
@@ -162,18 +170,18 @@ impl Discovery {
 
     fn start_with(scanner: Scanner) -> Result<Self, DiscoveryError> {
         require_initial_pid_namespace()?;
-        let trace = Trace::start()?;
+        let programs = DiscoveryPrograms::start()?;
         require_process_access()?;
         let mut loaders = Loaders::default();
-        loaders.attach(&scanner.everything()?, &trace);
+        loaders.attach_new_loaders(&scanner.mappings_of_all()?, &programs);
         Ok(Self {
             loaders,
             scanner,
-            trace,
-            known: HashMap::new(),
-            lost_before: 0,
+            programs,
+            reported_mappings: HashMap::new(),
+            lost_events_before: 0,
             missed_by_events: 0,
-            scanned: false,
+            has_scanned: false,
         })
     }
 
@@ -182,31 +190,31 @@ impl Discovery {
     pub fn scan(&mut self) -> Result<Vec<ProcessEvent>, DiscoveryError> {
         let mut events = self.poll(Duration::ZERO)?;
         let before = events.len();
-        self.scan_everything(&mut events)?;
-        let late = self.trace.wait(Duration::ZERO)?;
+        self.scan_all_processes(&mut events)?;
+        let late = self.programs.wait_for_notices(Duration::ZERO)?;
         let reported: HashSet<_> = late.iter().map(|notice| notice.process().pid).collect();
-        if self.scanned {
+        if self.has_scanned {
             let missed = events[before..].iter().filter(|event| match event {
                 ProcessEvent::Mapped { process, .. } => !reported.contains(&process.pid),
                 _ => false,
             });
             self.missed_by_events += missed.count() as u64;
         }
-        self.scanned = true;
-        self.handle(&late, &mut events)?;
+        self.has_scanned = true;
+        self.handle_notices(&late, &mut events)?;
         Ok(events)
     }
 
     /// Waits for an event of a process, for at most `timeout`. Returns the changes of a process; none if the process
     /// maps no ML library, as most processes do.
     pub fn poll(&mut self, timeout: Duration) -> Result<Vec<ProcessEvent>, DiscoveryError> {
-        let notices = self.trace.wait(timeout)?;
+        let notices = self.programs.wait_for_notices(timeout)?;
         let mut events = Vec::new();
-        self.handle(&notices, &mut events)?;
-        let lost = self.trace.lost();
-        if lost != self.lost_before {
-            self.lost_before = lost;
-            self.scan_everything(&mut events)?;
+        self.handle_notices(&notices, &mut events)?;
+        let lost = self.programs.lost_event_count();
+        if lost != self.lost_events_before {
+            self.lost_events_before = lost;
+            self.scan_all_processes(&mut events)?;
         }
         Ok(events)
     }
@@ -214,13 +222,13 @@ impl Discovery {
     /// A descriptor that is readable when [`Self::poll`] would not wait.
     #[must_use]
     pub fn readable_descriptor(&self) -> BorrowedFd<'_> {
-        self.trace.readable_descriptor()
+        self.programs.readable_descriptor()
     }
 
     /// Number of events lost because the ring buffer was full. After a loss, all processes are scanned.
     #[must_use]
-    pub fn lost(&self) -> u64 {
-        self.trace.lost()
+    pub fn lost_event_count(&self) -> u64 {
+        self.programs.lost_event_count()
     }
 
     /// Number of mappings that a scan found and no event had announced. Mappings that the first scan found do not
@@ -232,8 +240,8 @@ impl Discovery {
 
     /// Number of processes whose forks and exits are reported.
     #[must_use]
-    pub fn followed(&self) -> usize {
-        self.known.len()
+    pub fn followed_process_count(&self) -> usize {
+        self.reported_mappings.len()
     }
 
     /// The dynamic loaders that processes of this machine use.
@@ -248,7 +256,7 @@ impl Discovery {
     }
 
     /// Turns notices into events.
-    fn handle(
+    fn handle_notices(
         &mut self,
         notices: &[ProcessNotice],
         events: &mut Vec<ProcessEvent>,
@@ -261,19 +269,19 @@ impl Discovery {
             match *notice {
                 ProcessNotice::Executed(_, executable) => {
                     executables.insert(process, executable);
-                    if self.known.remove(&process).is_some() {
+                    if self.reported_mappings.remove(&process).is_some() {
                         events.push(ProcessEvent::Executed { process });
                     }
                 }
                 ProcessNotice::Forked { parent, child } => {
-                    if self.known.contains_key(&parent) {
-                        self.known.entry(child).or_default();
+                    if self.reported_mappings.contains_key(&parent) {
+                        self.reported_mappings.entry(child).or_default();
                         events.push(ProcessEvent::Forked { parent, child });
                     }
                 }
                 ProcessNotice::Exited(_) => {
                     changed.remove(&process);
-                    if self.known.remove(&process).is_some() {
+                    if self.reported_mappings.remove(&process).is_some() {
                         events.push(ProcessEvent::Exited { process });
                     }
                 }
@@ -285,7 +293,7 @@ impl Discovery {
         // is to be reported too.
         for (process, executable) in executables {
             if !process.is_alive() {
-                self.trace.forget(&executable);
+                self.programs.forget_executable(&executable);
             }
         }
         Ok(())
@@ -297,18 +305,18 @@ impl Discovery {
         changed: &BTreeSet<ProcessKey>,
         events: &mut Vec<ProcessEvent>,
     ) -> Result<(), DiscoveryError> {
-        if changed.len() > MAX_SINGLE_SCANS {
-            return self.scan_everything(events);
+        if changed.len() > MAX_PROCESSES_SCANNED_SINGLY {
+            return self.scan_all_processes(events);
         }
         for process in changed {
-            let mut mappings = self.scanner.process(process.pid)?;
-            if self.loaders.attach(&mappings, &self.trace) {
+            let mut mappings = self.scanner.mappings_of_process(process.pid)?;
+            if self.loaders.attach_new_loaders(&mappings, &self.programs) {
                 // The process may have loaded libraries before its loader had a probe.
-                mappings = self.scanner.process(process.pid)?;
+                mappings = self.scanner.mappings_of_process(process.pid)?;
             }
-            self.update(&mappings, events);
+            self.report_new_mappings(&mappings, events);
             let maps_libraries = mappings.iter().any(Mapping::is_library);
-            if !maps_libraries && let Some(places) = self.known.get_mut(process) {
+            if !maps_libraries && let Some(places) = self.reported_mappings.get_mut(process) {
                 places.clear();
             }
         }
@@ -316,33 +324,38 @@ impl Discovery {
     }
 
     /// Scans all processes, and reports exits that no event announced.
-    fn scan_everything(&mut self, events: &mut Vec<ProcessEvent>) -> Result<(), DiscoveryError> {
-        let mut mappings = self.scanner.everything()?;
-        if self.loaders.attach(&mappings, &self.trace) {
-            mappings = self.scanner.everything()?;
+    fn scan_all_processes(&mut self, events: &mut Vec<ProcessEvent>) -> Result<(), DiscoveryError> {
+        let mut mappings = self.scanner.mappings_of_all()?;
+        if self.loaders.attach_new_loaders(&mappings, &self.programs) {
+            mappings = self.scanner.mappings_of_all()?;
         }
-        if self.loaders.detach_unused(&mappings) {
+        if self.loaders.detach_unused_loaders(&mappings) {
             // A program whose exec is no longer reported may be started with a detached loader again.
-            self.trace.forget_all();
+            self.programs.forget_all_executables();
         }
-        self.update(&mappings, events);
+        self.report_new_mappings(&mappings, events);
         let present: HashSet<_> = mappings
             .iter()
             .filter(|mapping| mapping.is_library())
             .map(|mapping| mapping.process)
             .collect();
         let absent = |process: &&ProcessKey| !present.contains(process);
-        let absent: Vec<_> = self.known.keys().filter(absent).copied().collect();
+        let absent: Vec<_> = self
+            .reported_mappings
+            .keys()
+            .filter(absent)
+            .copied()
+            .collect();
         for process in absent {
-            self.forget_absent(process, events);
+            self.report_unmapped_process(process, events);
         }
         Ok(())
     }
 
     /// Reports that a known process maps no ML library any more.
-    fn forget_absent(&mut self, process: ProcessKey, events: &mut Vec<ProcessEvent>) {
-        self.known.remove(&process);
-        self.trace.unwatch(process);
+    fn report_unmapped_process(&mut self, process: ProcessKey, events: &mut Vec<ProcessEvent>) {
+        self.reported_mappings.remove(&process);
+        self.programs.unfollow_process(process);
         events.push(match process.is_alive() {
             true => ProcessEvent::Executed { process },
             false => ProcessEvent::Exited { process },
@@ -351,10 +364,10 @@ impl Discovery {
 
     /// Adds an event for each mapping that was unknown, and stores all mappings. `mappings` must have all mappings of
     /// each process in it.
-    fn update(&mut self, mappings: &[Mapping], events: &mut Vec<ProcessEvent>) {
+    fn report_new_mappings(&mut self, mappings: &[Mapping], events: &mut Vec<ProcessEvent>) {
         let mut by_process: BTreeMap<ProcessKey, Vec<(&Mapping, LibraryKind)>> = BTreeMap::new();
         for mapping in mappings {
-            if let Subject::Library(kind) = mapping.subject {
+            if let MappedFileKind::Library(kind) = mapping.file_kind {
                 let of_process = by_process.entry(mapping.process).or_default();
                 of_process.push((mapping, kind));
             }
@@ -362,8 +375,12 @@ impl Discovery {
         for (process, libraries) in by_process {
             // The process is watched before its files are opened: if it still maps the files then, its exit will be
             // reported.
-            self.trace.watch(process);
-            let known = self.known.get(&process).cloned().unwrap_or_default();
+            self.programs.follow_process(process);
+            let known = self
+                .reported_mappings
+                .get(&process)
+                .cloned()
+                .unwrap_or_default();
             let mut places = HashSet::new();
             for (mapping, kind) in libraries {
                 let place = (mapping.device, mapping.inode, mapping.start);
@@ -379,9 +396,9 @@ impl Discovery {
                 }
             }
             if !places.is_empty() {
-                self.known.insert(process, places);
-            } else if !self.known.contains_key(&process) {
-                self.trace.unwatch(process);
+                self.reported_mappings.insert(process, places);
+            } else if !self.reported_mappings.contains_key(&process) {
+                self.programs.unfollow_process(process);
             }
         }
     }
@@ -389,7 +406,7 @@ impl Discovery {
 
 impl Mapping {
     fn is_library(&self) -> bool {
-        matches!(self.subject, Subject::Library(_))
+        matches!(self.file_kind, MappedFileKind::Library(_))
     }
 }
 
@@ -424,7 +441,7 @@ fn require_process_access() -> Result<(), DiscoveryError> {
     );
     match lacking.is_empty() {
         true => Ok(()),
-        false => Err(DiscoveryError::Blind(lacking.join(" and "))),
+        false => Err(DiscoveryError::MappingsHidden(lacking.join(" and "))),
     }
 }
 
@@ -432,7 +449,9 @@ fn require_process_access() -> Result<(), DiscoveryError> {
 /// initial pid namespace is fixed.
 fn require_initial_pid_namespace() -> Result<(), DiscoveryError> {
     match fs::read_link("/proc/self/ns/pid") {
-        Ok(name) if name.as_os_str() != "pid:[4026531836]" => Err(DiscoveryError::PidNamespace),
+        Ok(name) if name.as_os_str() != "pid:[4026531836]" => {
+            Err(DiscoveryError::NotInitialPidNamespace)
+        }
         _ => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use procfs::process::Process;
-use zernel_model::snapshot::START_UNIT_NS;
+use zernel_model::snapshot::PROC_START_TIME_UNIT_NS;
 
 /// A process. The start time distinguishes the process from earlier ones with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,7 +20,7 @@ impl ProcessKey {
     pub fn new(pid: u32, start_boottime_ns: u64) -> Self {
         Self {
             pid,
-            start_ns: start_boottime_ns / START_UNIT_NS * START_UNIT_NS,
+            start_ns: start_boottime_ns / PROC_START_TIME_UNIT_NS * PROC_START_TIME_UNIT_NS,
         }
     }
 
@@ -29,7 +29,7 @@ impl ProcessKey {
         let stat = process.stat().ok()?;
         let is_dead = matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1;
         let pid = u32::try_from(stat.pid).ok()?;
-        (!is_dead).then(|| Self::new(pid, stat.starttime.saturating_mul(START_UNIT_NS)))
+        (!is_dead).then(|| Self::new(pid, stat.starttime.saturating_mul(PROC_START_TIME_UNIT_NS)))
     }
 
     /// Whether the process still runs: it has not exited, and its pid was not reused.

@@ -12,13 +12,14 @@ use zernel_identity::{MappedRegion, read_mapped_regions};
 use zernel_phase::mirrors;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::library::{Subject, prefixes};
+use super::library::{MappedFileKind, name_prefixes};
 use super::process::ProcessKey;
 use super::{DiscoveryError, sys};
 use crate::capability::without_libbpf_messages;
 
-pub(super) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mappings.bpf.o"));
-const PREFIX_MAP: &str = ".rodata.prefixes";
+pub(super) static MAPPINGS_OBJECT: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/mappings.bpf.o"));
+const PREFIX_SECTION: &str = ".rodata.prefixes";
 
 /// An executable mapping of a file of interest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub(super) struct Mapping {
     pub(super) process: ProcessKey,
     /// The thread whose mappings were read: the first thread of the process or, if that has exited, another one.
     pub(super) tid: u32,
-    pub(super) subject: Subject,
+    pub(super) file_kind: MappedFileKind,
     pub(super) device: u64,
     pub(super) inode: u64,
     pub(super) start: u64,
@@ -63,13 +64,13 @@ mirrors! {
 
 impl RawMapping {
     /// The mapping that a record describes; `None` if its file name only begins like that of a known library.
-    fn mapping(&self) -> Option<Mapping> {
+    fn as_mapping(&self) -> Option<Mapping> {
         let name = self.name.split(|byte| *byte == 0).next()?;
         let device = rustix::fs::makedev(self.device >> 20, self.device & 0xf_ffff);
         Some(Mapping {
             process: ProcessKey::new(self.tgid, self.start_boottime_ns),
             tid: self.tid,
-            subject: Subject::from_file_name(name)?,
+            file_kind: MappedFileKind::from_file_name(name)?,
             device,
             inode: self.inode,
             start: self.start,
@@ -84,7 +85,10 @@ impl RawMapping {
 /// Finds mappings of interest.
 pub(super) enum Scanner {
     /// The kernel's iterator, attached to all processes.
-    Iterator { object: Object, everything: Link },
+    Iterator {
+        object: Object,
+        all_processes_link: Link,
+    },
     /// Every `/proc/PID/maps`.
     Procfs,
 }
@@ -92,47 +96,52 @@ pub(super) enum Scanner {
 impl Scanner {
     /// Reads mappings by the kernel's iterator if the kernel accepts it, else from procfs.
     pub(super) fn new() -> Self {
-        without_libbpf_messages(iterator).unwrap_or(Self::Procfs)
+        without_libbpf_messages(load_iterator).unwrap_or(Self::Procfs)
     }
 
     /// The mappings of all processes.
-    pub(super) fn everything(&self) -> Result<Vec<Mapping>, DiscoveryError> {
+    pub(super) fn mappings_of_all(&self) -> Result<Vec<Mapping>, DiscoveryError> {
         match self {
-            Self::Iterator { everything, .. } => read(everything).map_err(DiscoveryError::Iterate),
-            Self::Procfs => every_process(),
+            Self::Iterator {
+                all_processes_link, ..
+            } => run_iterator(all_processes_link).map_err(DiscoveryError::IteratorUnreadable),
+            Self::Procfs => all_mappings_from_procfs(),
         }
     }
 
     /// The mappings of one process; an empty list if the process has exited.
-    pub(super) fn process(&self, pid: u32) -> Result<Vec<Mapping>, DiscoveryError> {
+    pub(super) fn mappings_of_process(&self, pid: u32) -> Result<Vec<Mapping>, DiscoveryError> {
         let Self::Iterator { object, .. } = self else {
-            return Ok(one_process(pid));
+            return Ok(mappings_of_pid_from_procfs(pid));
         };
-        let program = program(object).map_err(DiscoveryError::Iterate)?;
+        let program = find_program(object).map_err(DiscoveryError::IteratorUnreadable)?;
         match without_libbpf_messages(|| sys::attach_to_process(&program, pid)) {
-            Ok(link) => read(&link).map_err(DiscoveryError::Iterate),
-            Err(_) => Ok(one_process(pid)),
+            Ok(link) => run_iterator(&link).map_err(DiscoveryError::IteratorUnreadable),
+            Err(_) => Ok(mappings_of_pid_from_procfs(pid)),
         }
     }
 }
 
-fn iterator() -> io::Result<Scanner> {
+fn load_iterator() -> io::Result<Scanner> {
     let mut open = ObjectBuilder::default()
-        .open_memory(OBJECT)
+        .open_memory(MAPPINGS_OBJECT)
         .map_err(io::Error::other)?;
-    set_prefixes(&mut open)?;
+    write_name_prefixes(&mut open)?;
     let object = open.load().map_err(io::Error::other)?;
-    let everything = program(&object)?.attach().map_err(io::Error::other)?;
-    read(&everything)?;
-    Ok(Scanner::Iterator { object, everything })
+    let all_processes_link = find_program(&object)?.attach().map_err(io::Error::other)?;
+    run_iterator(&all_processes_link)?;
+    Ok(Scanner::Iterator {
+        object,
+        all_processes_link,
+    })
 }
 
-fn set_prefixes(object: &mut OpenObject) -> io::Result<()> {
-    let prefixes = prefixes();
+fn write_name_prefixes(object: &mut OpenObject) -> io::Result<()> {
+    let prefixes = name_prefixes();
     let prefixes = prefixes.as_bytes();
     let mut map = object
         .maps_mut()
-        .find(|map| map.name() == PREFIX_MAP)
+        .find(|map| map.name() == PREFIX_SECTION)
         .ok_or_else(|| io::Error::other("the iterator has no list of prefixes"))?;
     let room = map
         .initial_value_mut()
@@ -142,7 +151,7 @@ fn set_prefixes(object: &mut OpenObject) -> io::Result<()> {
     Ok(())
 }
 
-fn program(object: &Object) -> io::Result<ProgramMut<'_>> {
+fn find_program(object: &Object) -> io::Result<ProgramMut<'_>> {
     object
         .progs_mut()
         .next()
@@ -151,13 +160,13 @@ fn program(object: &Object) -> io::Result<ProgramMut<'_>> {
 
 /// The first mapping of each file in each process. A process may map one file many thousand times.
 #[derive(Default)]
-struct FirstMappings(HashMap<(ProcessKey, Subject, u64, u64), Mapping>);
+struct FirstMappings(HashMap<(ProcessKey, MappedFileKind, u64, u64), Mapping>);
 
 impl FirstMappings {
     fn add(&mut self, mapping: Mapping) {
         let file = (
             mapping.process,
-            mapping.subject,
+            mapping.file_kind,
             mapping.device,
             mapping.inode,
         );
@@ -176,7 +185,7 @@ impl FirstMappings {
 }
 
 /// Runs the kernel's iterator over mappings to its end, and returns the mappings that it found.
-fn read(link: &Link) -> io::Result<Vec<Mapping>> {
+fn run_iterator(link: &Link) -> io::Result<Vec<Mapping>> {
     let iterator = Iter::new(link).map_err(io::Error::other)?;
     read_records(iterator)
 }
@@ -184,7 +193,7 @@ fn read(link: &Link) -> io::Result<Vec<Mapping>> {
 /// Reads all records of an iterator over mappings. Threads that outlive their leader each show the mappings of the
 /// process.
 fn read_records(mut records: impl Read) -> io::Result<Vec<Mapping>> {
-    const RECORD: usize = size_of::<RawMapping>();
+    const RECORD_BYTES: usize = size_of::<RawMapping>();
     let mut mappings = FirstMappings::default();
     let mut buffer = vec![0; 64 * 1024];
     // Length of an incomplete record at the start of the buffer.
@@ -194,13 +203,13 @@ fn read_records(mut records: impl Read) -> io::Result<Vec<Mapping>> {
             Ok(0) => return Ok(mappings.into_sorted()),
             Ok(length) => {
                 let filled = rest + length;
-                for record in buffer[..filled].chunks_exact(RECORD) {
+                for record in buffer[..filled].chunks_exact(RECORD_BYTES) {
                     let record = RawMapping::read_from_bytes(record).ok();
-                    if let Some(mapping) = record.and_then(|record| record.mapping()) {
+                    if let Some(mapping) = record.and_then(|record| record.as_mapping()) {
                         mappings.add(mapping);
                     }
                 }
-                rest = filled % RECORD;
+                rest = filled % RECORD_BYTES;
                 buffer.copy_within(filled - rest..filled, 0);
             }
             // After a million mappings of no interest the kernel pauses.
@@ -211,29 +220,29 @@ fn read_records(mut records: impl Read) -> io::Result<Vec<Mapping>> {
     }
 }
 
-fn every_process() -> Result<Vec<Mapping>, DiscoveryError> {
-    let processes = procfs::process::all_processes().map_err(DiscoveryError::Procfs)?;
+fn all_mappings_from_procfs() -> Result<Vec<Mapping>, DiscoveryError> {
+    let processes = procfs::process::all_processes().map_err(DiscoveryError::ProcfsUnreadable)?;
     Ok(processes
         .flatten()
-        .flat_map(|process| maps_of(&process))
+        .flat_map(|process| mappings_from_procfs(&process))
         .collect())
 }
 
-fn one_process(pid: u32) -> Vec<Mapping> {
+fn mappings_of_pid_from_procfs(pid: u32) -> Vec<Mapping> {
     let process = i32::try_from(pid)
         .ok()
         .and_then(|pid| Process::new(pid).ok());
-    process.map_or_else(Vec::new, |process| maps_of(&process))
+    process.map_or_else(Vec::new, |process| mappings_from_procfs(&process))
 }
 
 /// The mappings of a process; none if it has exited, is a kernel thread, or may not be read.
-fn maps_of(process: &Process) -> Vec<Mapping> {
+fn mappings_from_procfs(process: &Process) -> Vec<Mapping> {
     let Some(key) = ProcessKey::from_procfs(process) else {
         return Vec::new();
     };
     let of_thread = |thread: &Process| {
         let maps = thread.open_relative("maps");
-        maps.map_or_else(|_| Vec::new(), |maps| read_maps(key, thread.pid, maps))
+        maps.map_or_else(|_| Vec::new(), |maps| parse_maps(key, thread.pid, maps))
     };
     let own = of_thread(process);
     if !own.is_empty() || process.stat().is_ok_and(|stat| stat.state != 'Z') {
@@ -249,10 +258,10 @@ fn maps_of(process: &Process) -> Vec<Mapping> {
 }
 
 /// Reads the content of `/proc/PID/maps` as far as possible.
-fn read_maps(process: ProcessKey, tid: i32, maps: impl Read) -> Vec<Mapping> {
+fn parse_maps(process: ProcessKey, tid: i32, maps: impl Read) -> Vec<Mapping> {
     let mut mappings = FirstMappings::default();
     let read = read_mapped_regions(maps, |region| {
-        if let Some(mapping) = mapping_of(process, tid, region) {
+        if let Some(mapping) = mapping_of_region(process, tid, region) {
             mappings.add(mapping);
         }
     });
@@ -261,7 +270,7 @@ fn read_maps(process: ProcessKey, tid: i32, maps: impl Read) -> Vec<Mapping> {
     mappings.into_sorted()
 }
 
-fn mapping_of(process: ProcessKey, tid: i32, region: &MappedRegion<'_>) -> Option<Mapping> {
+fn mapping_of_region(process: ProcessKey, tid: i32, region: &MappedRegion<'_>) -> Option<Mapping> {
     let path = Path::new(OsStr::from_bytes(region.path?));
     if !region.is_executable {
         return None;
@@ -272,7 +281,7 @@ fn mapping_of(process: ProcessKey, tid: i32, region: &MappedRegion<'_>) -> Optio
     Some(Mapping {
         process,
         tid: tid.cast_unsigned(),
-        subject: Subject::from_file_name(name)?,
+        file_kind: MappedFileKind::from_file_name(name)?,
         device: rustix::fs::makedev(major, minor),
         inode: region.inode,
         start: region.start,
@@ -287,8 +296,8 @@ mod tests {
 
     use super::*;
 
-    const PROCESS: u32 = 7;
-    const CUDA: &[u8] = b"libcuda.so.1";
+    const EXAMPLE_PID: u32 = 7;
+    const CUDA_FILE_NAME: &[u8] = b"libcuda.so.1";
 
     fn record(start: u64, inode: u64, name: &[u8]) -> RawMapping {
         let mut mapping = RawMapping {
@@ -298,8 +307,8 @@ mod tests {
             page_offset: 0,
             inode,
             device: 1,
-            tgid: PROCESS,
-            tid: PROCESS,
+            tgid: EXAMPLE_PID,
+            tid: EXAMPLE_PID,
             reserved: 0,
             name: [0; 48],
         };
@@ -308,9 +317,9 @@ mod tests {
     }
 
     /// A reader that returns at most 1000 bytes at once, so that reads end within records.
-    struct Slow<'a>(&'a [u8]);
+    struct ShortReads<'a>(&'a [u8]);
 
-    impl Read for Slow<'_> {
+    impl Read for ShortReads<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
             let length = buffer.len().min(1000);
             self.0.read(&mut buffer[..length])
@@ -320,11 +329,13 @@ mod tests {
     #[test]
     fn a_file_that_is_mapped_often_is_one_mapping() {
         let often = (1..=65_530).rev();
-        let mut records: Vec<RawMapping> = often.map(|page| record(page * 8192, 1, CUDA)).collect();
-        records.push(record(1 << 40, 2, CUDA));
+        let mut records: Vec<RawMapping> = often
+            .map(|page| record(page * 8192, 1, CUDA_FILE_NAME))
+            .collect();
+        records.push(record(1 << 40, 2, CUDA_FILE_NAME));
         records.push(record(1 << 41, 1, b"ld-linux-x86-64.so.2"));
         records.push(record(1 << 42, 3, b"libc.so.6"));
-        let found = read_records(Slow(records.as_bytes())).expect("no error");
+        let found = read_records(ShortReads(records.as_bytes())).expect("no error");
         let found: Vec<_> = found.iter().map(|it| (it.inode, it.start)).collect();
         assert_eq!(found, [(1, 8192), (2, 1 << 40), (1, 1 << 41)]);
     }
@@ -341,8 +352,8 @@ mod tests {
         text.extend(b"f1000000-f1001000 r-xp 00000000 08:01 7 /opt/libnccl.so.2\n");
         text.extend(b"f1800000-f1801000 r-xp 00000000 08:01 9 /SYSV\n");
         text.extend(b"f2000000-f2001000 r--p 00000000 08:01 8 /opt/libcudart.so.12\n");
-        let process = ProcessKey::new(PROCESS, 10_000_000);
-        let found = read_maps(process, 7, &*text);
+        let process = ProcessKey::new(EXAMPLE_PID, 10_000_000);
+        let found = parse_maps(process, 7, &*text);
         let found: Vec<_> = found.iter().map(|it| (it.inode, it.start)).collect();
         assert_eq!(found, [(5, 8192), (6, 0xf000_0000), (7, 0xf100_0000)]);
     }
@@ -350,7 +361,7 @@ mod tests {
     #[test]
     fn fuzz_mapping_records() {
         let records = [
-            record(8192, 1, CUDA),
+            record(8192, 1, CUDA_FILE_NAME),
             record(1 << 40, 2, b"ld-linux-x86-64.so.2"),
         ];
         let mut found = 0_u64;

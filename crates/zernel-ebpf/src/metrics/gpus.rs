@@ -13,11 +13,11 @@ families! {
         "A GPU of this machine; always 1.";
     GPU_UTILIZATION = Gauge "zernel_gpu_utilization_ratio" ["gpu_id"]
         "Share of time in which a kernel ran on the GPU, as NVML reports it.";
-    GPU_BUSY = Counter "zernel_gpu_busy_seconds_total" ["gpu_id"]
+    GPU_BUSY_SECONDS = Counter "zernel_gpu_busy_seconds_total" ["gpu_id"]
         "Time in which a kernel ran on the GPU since observing began: its utilization, read five times per second.";
-    GPU_TOTAL = Gauge "zernel_gpu_device_memory_total_bytes" ["gpu_id"]
+    GPU_MEMORY_TOTAL_BYTES = Gauge "zernel_gpu_device_memory_total_bytes" ["gpu_id"]
         "Memory of the GPU, as NVML reports it.";
-    GPU_USED = Gauge "zernel_gpu_device_memory_used_bytes" ["gpu_id"]
+    GPU_MEMORY_USED_BYTES = Gauge "zernel_gpu_device_memory_used_bytes" ["gpu_id"]
         "Memory of the GPU in use by all processes, as NVML reports it.";
 }
 
@@ -38,11 +38,11 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
         (GPU_UTILIZATION, |gpu| {
             Some(f64::from(gpu.utilization?) / 100.0)
         }),
-        (GPU_BUSY, |gpu| {
+        (GPU_BUSY_SECONDS, |gpu| {
             gpu.utilization.map(|_| gpu.busy_ns as f64 / 1e9)
         }),
-        (GPU_TOTAL, |gpu| Some(gpu.memory_total? as f64)),
-        (GPU_USED, |gpu| Some(gpu.memory_used? as f64)),
+        (GPU_MEMORY_TOTAL_BYTES, |gpu| Some(gpu.memory_total? as f64)),
+        (GPU_MEMORY_USED_BYTES, |gpu| Some(gpu.memory_used? as f64)),
     ];
     for (family, figure) in figures {
         write_family_head(out, &family);

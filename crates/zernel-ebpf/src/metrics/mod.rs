@@ -88,10 +88,10 @@ pub fn metrics_text_with_scheduler(
     let aggregated = snapshot.to_aggregated_metrics(scope);
     let mut out = match format {
         TextFormat::Prometheus => Exposition::default(),
-        TextFormat::OpenMetrics => Exposition::open_metrics(),
+        TextFormat::OpenMetrics => Exposition::new_open_metrics(),
         TextFormat::Quantiles => return aggregated.to_prometheus_quantiles(),
     };
-    aggregated.expose(&mut out);
+    aggregated.write_metrics(&mut out);
     drop(aggregated);
     let scoped = ScopedSnapshot {
         snapshot,

@@ -18,11 +18,11 @@ families! {
         "Steps of the training loop of a process.";
     STEP_SECONDS = Gauge "zernel_step_seconds" ["pid"]
         "Median step time of the latest 64 steps.";
-    COMPLETE = Gauge "zernel_process_complete" ["pid"]
+    PROCESS_COMPLETE = Gauge "zernel_process_complete" ["pid"]
         "1 if the process was observed from its first CUDA call on, else 0.";
-    COST_RATIO = Gauge "zernel_observe_cost_ratio" ["pid"]
+    OVERHEAD_RATIO = Gauge "zernel_observe_cost_ratio" ["pid"]
         "Share of its time that the busiest thread of a process spends in probes.";
-    COST_SECONDS = Counter "zernel_observe_cost_seconds_total" ["pid"]
+    OVERHEAD_SECONDS = Counter "zernel_observe_cost_seconds_total" ["pid"]
         "Time that all threads of a process have spent in probes.";
 }
 
@@ -97,17 +97,17 @@ fn expose_steps(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
 
 /// The overhead of loaders is not exported: loaders make no probed calls, and a node has many loaders.
 fn expose_overhead(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
-    write_family_of_processes(out, &COMPLETE, scoped, |process, add| {
+    write_family_of_processes(out, &PROCESS_COMPLETE, scoped, |process, add| {
         if process.role != Role::Loader {
             add(&[], f64::from(u8::from(process.complete)));
         }
     });
-    write_family_of_processes(out, &COST_RATIO, scoped, |process, add| {
+    write_family_of_processes(out, &OVERHEAD_RATIO, scoped, |process, add| {
         if process.role != Role::Loader {
             add(&[], process.cost.busiest_thread_ratio);
         }
     });
-    write_family_of_processes(out, &COST_SECONDS, scoped, |process, add| {
+    write_family_of_processes(out, &OVERHEAD_SECONDS, scoped, |process, add| {
         if process.role != Role::Loader {
             add(&[], process.cost.seconds);
         }

@@ -7,25 +7,25 @@ use zernel_phase::class::TaskClass;
 use super::{MetricFamily, families, write_family_head, write_family_with_one_sample};
 
 families! {
-    LOADED = Gauge "zernel_sched_loaded" []
+    SCHEDULER_LOADED = Gauge "zernel_sched_loaded" []
         "1 while `zernel sched` has its scheduler loaded, else 0. The other families of the scheduler have no series then.";
-    RESTARTS = Counter "zernel_sched_restarts_total" []
+    SCHEDULER_RESTARTS = Counter "zernel_sched_restarts_total" []
         "Times that the scheduler was loaded again after the kernel had ejected it.";
-    SLICE = Gauge "zernel_sched_slice_seconds" []
+    SLICE_SECONDS = Gauge "zernel_sched_slice_seconds" []
         "Time that a task runs before others get their turn.";
-    GUARANTEE = Gauge "zernel_sched_guarantee_ratio" []
+    GUARANTEE_RATIO = Gauge "zernel_sched_guarantee_ratio" []
         "Part of their fair share that others keep beside critical threads.";
-    LOSS = Gauge "zernel_sched_loss_seconds" []
+    LOSS_SECONDS = Gauge "zernel_sched_loss_seconds" []
         "CPU time of the guarantee that others have not got yet.";
-    LENT = Counter "zernel_sched_lent_seconds_total" []
+    LENT_SECONDS = Counter "zernel_sched_lent_seconds_total" []
         "Time that tasks ran on CPUs that threads lent them while these spun until the GPU was done.";
-    EVENTS = Counter "zernel_sched_events_total" ["event"]
+    SCHEDULER_EVENTS = Counter "zernel_sched_events_total" ["event"]
         "What the scheduler decided, such as preempting_wakeups, critical_wakeups, guarantee_hits and throttled.";
     RUNS = Counter "zernel_sched_runs_total" ["class"]
         "Times that a thread of the class was chosen to run.";
     RUN_SECONDS = Counter "zernel_sched_run_seconds_total" ["class"]
         "Time that threads of the class have spent on CPUs. Its rate divided by the sum over all classes is their share.";
-    WAIT = Histogram "zernel_sched_wake_to_run_seconds" ["class"]
+    WAKE_TO_RUN_SECONDS = Histogram "zernel_sched_wake_to_run_seconds" ["class"]
         "Time from a wake-up of a thread of the class until it ran.";
     TENANT_RUN_SECONDS = Counter "zernel_sched_tenant_run_seconds_total" ["cgroup"]
         "Time that tasks of the tenant have spent on CPUs, with privilege. The 16 tenants with the most time have series.";
@@ -42,13 +42,20 @@ type ReadClassFigure = fn(&ClassStatistics) -> f64;
 
 /// Without a scheduler, all families but the first have no series.
 pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistics>) {
-    write_family_with_one_sample(out, &LOADED, &[], f64::from(u8::from(scheduler.is_some())));
+    write_family_with_one_sample(
+        out,
+        &SCHEDULER_LOADED,
+        &[],
+        f64::from(u8::from(scheduler.is_some())),
+    );
     let figures: [(MetricFamily, ReadSchedulerFigure); 5] = [
-        (RESTARTS, |scheduler| f64::from(scheduler.restarts)),
-        (SLICE, |scheduler| scheduler.slice_us as f64 / 1e6),
-        (GUARANTEE, |scheduler| scheduler.guarantee),
-        (LOSS, |scheduler| scheduler.loss_us as f64 / 1e6),
-        (LENT, |scheduler| scheduler.lent_ns as f64 / 1e9),
+        (SCHEDULER_RESTARTS, |scheduler| {
+            f64::from(scheduler.restarts)
+        }),
+        (SLICE_SECONDS, |scheduler| scheduler.slice_us as f64 / 1e6),
+        (GUARANTEE_RATIO, |scheduler| scheduler.guarantee),
+        (LOSS_SECONDS, |scheduler| scheduler.loss_us as f64 / 1e6),
+        (LENT_SECONDS, |scheduler| scheduler.lent_ns as f64 / 1e9),
     ];
     for (family, figure) in figures {
         write_family_head(out, &family);
@@ -56,9 +63,12 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
             out.write_sample(family.name, "", &[], figure(scheduler));
         }
     }
-    write_family_head(out, &EVENTS);
-    for (event, count) in scheduler.iter().flat_map(|it| it.counters.iter()) {
-        out.write_sample(EVENTS.name, "", &[("event", &event)], count);
+    write_family_head(out, &SCHEDULER_EVENTS);
+    for (event, count) in scheduler
+        .iter()
+        .flat_map(|it| it.counters.names_and_values())
+    {
+        out.write_sample(SCHEDULER_EVENTS.name, "", &[("event", &event)], count);
     }
     let classes = || scheduler.iter().flat_map(|it| &it.classes);
     let counters: [(MetricFamily, ReadClassFigure); 2] = [
@@ -72,10 +82,10 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
             out.write_sample(family.name, "", &labels, figure(counted));
         }
     }
-    write_family_head(out, &WAIT);
+    write_family_head(out, &WAKE_TO_RUN_SECONDS);
     for (class, counted) in classes() {
         out.write_histogram(
-            WAIT.name,
+            WAKE_TO_RUN_SECONDS.name,
             &[("class", &class_label(*class))],
             &counted.wait_histogram(),
         );

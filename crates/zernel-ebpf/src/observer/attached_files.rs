@@ -21,7 +21,7 @@ use super::found_functions::{
     AttachMode, FoundFunction, frequent_symbols, infrequent_targets, probe_targets,
     refuse_infrequent, set_attach_mode,
 };
-use super::kernel::{Kernel, ProbeTarget};
+use super::kernel::{KernelPrograms, ProbeTarget};
 use crate::capability::{error_number, innermost_reason};
 use crate::child_task::{ChildOutcome, ChildTask, ChildTaskError, DescriptorHandover};
 use crate::foreign_file::ForeignFile;
@@ -32,7 +32,7 @@ use zernel_identity::Tenant;
 /// Why probes are detached from a file that was written to.
 pub(crate) const WRITTEN_TO_REASON: &str = "the file was written to after probes were attached";
 /// How long attaching to a library may take that was read before. The observer's thread waits for it.
-const MAX_LINKING_TIME: Duration = Duration::from_millis(500);
+const MAX_ATTACH_TIME: Duration = Duration::from_millis(500);
 /// How long probes stay on a file that no process maps.
 const MAX_UNMAPPED_TIME: Duration = Duration::from_secs(600);
 /// Number of files that child processes attach probes to at the same time.
@@ -42,7 +42,7 @@ pub(super) const SHARED_FILE_TENANT: Tenant = Tenant::User(u32::MAX);
 
 /// The result of attaching probes to a set of functions in a child process: the number of links that it handed over.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct LinkSet {
+pub(super) struct AttachedFunctionSet {
     links: usize,
     /// Why some probes of the set could not be attached. All other probes of the set are then detached.
     problem: Option<LinkProblem>,
@@ -54,7 +54,7 @@ pub(super) struct LinkProblem {
     pub(super) text: String,
     /// Whether the kernel may have refused the probes because of a process that maps the file, and not because of the
     /// file.
-    pub(super) may_pass: bool,
+    pub(super) is_temporary: bool,
 }
 
 impl LinkProblem {
@@ -67,7 +67,7 @@ impl LinkProblem {
                 "the kernel refuses the probes ({})",
                 innermost_reason(error)
             ),
-            may_pass: error_number(error).is_some_and(|number| {
+            is_temporary: error_number(error).is_some_and(|number| {
                 let mut passing = passing.iter();
                 passing.any(|errno| errno.raw_os_error() == number)
             }),
@@ -75,17 +75,17 @@ impl LinkProblem {
     }
 }
 
-impl LinkSet {
+impl AttachedFunctionSet {
     /// Attaches probes to functions of a file. Runs in a child process.
     pub(super) fn attach_functions(
-        kernel: &Kernel,
+        kernel: &KernelPrograms,
         file: &ForeignFile,
         targets: &[ProbeTarget],
         handover: &DescriptorHandover<'_>,
     ) -> Self {
         let access = file.reopen_path();
-        let (links, attached) =
-            handover.attach_and_hand_over(|take| kernel.attach_each(&access, targets, take));
+        let (links, attached) = handover
+            .attach_and_hand_over(|take| kernel.attach_and_pass_links(&access, targets, take));
         Self {
             links,
             problem: attached.err().as_ref().map(LinkProblem::new),
@@ -119,9 +119,9 @@ pub(crate) struct AttachedFile {
     /// Whether the file is an installed library, to which probes stay attached although no process maps it.
     pub(super) is_kept: bool,
     /// Since when no process maps the file.
-    pub(super) unused_since: Option<Instant>,
+    pub(super) unmapped_since: Option<Instant>,
     /// Why the file's probes are detached for a while; `None` while they are attached.
-    pub(super) rest_reason: Option<Arc<str>>,
+    pub(super) exclusion_reason: Option<Arc<str>>,
     /// Whether the probes of the file could not be attached for a reason that may pass. The next scan tries again to
     /// attach them.
     pub(super) is_deferred: bool,
@@ -142,20 +142,20 @@ pub(super) struct FileLinks {
 }
 
 /// Links of several sets of functions of one file, in the order in which they were asked for.
-type LinkSets = Vec<LinkSet>;
+type AttachedFunctionSets = Vec<AttachedFunctionSet>;
 
 impl AttachedFile {
     /// Starts to attach probes to several sets of functions.
     fn start_linking(
         &self,
-        kernel: &Kernel,
+        kernel: &KernelPrograms,
         sets: &[Vec<ProbeTarget>],
-    ) -> Result<ChildTask<LinkSets>, ChildTaskError> {
+    ) -> Result<ChildTask<AttachedFunctionSets>, ChildTaskError> {
         let mut kept = kernel.program_descriptors();
         kept.push(self.file.as_fd());
-        ChildTask::start(&self.tenant, MAX_LINKING_TIME, &kept, |handover| {
+        ChildTask::start(&self.tenant, MAX_ATTACH_TIME, &kept, |handover| {
             let attach = |set: &Vec<ProbeTarget>| {
-                LinkSet::attach_functions(kernel, &self.file, set, handover)
+                AttachedFunctionSet::attach_functions(kernel, &self.file, set, handover)
             };
             sets.iter().map(attach).collect()
         })
@@ -164,7 +164,7 @@ impl AttachedFile {
     /// Attaches probes to several sets of functions. If the child process fails, the next scan tries again.
     fn link_function_sets(
         &mut self,
-        kernel: &Kernel,
+        kernel: &KernelPrograms,
         sets: &[Vec<ProbeTarget>],
     ) -> Vec<Result<Vec<ProbeLink>, LinkProblem>> {
         let links = match finish_linking(self.start_linking(kernel, sets)) {
@@ -175,7 +175,7 @@ impl AttachedFile {
             }
         };
         let mut problems = links.iter().filter_map(|set| set.as_ref().err());
-        match problems.find(|problem| problem.may_pass) {
+        match problems.find(|problem| problem.is_temporary) {
             Some(problem) => {
                 self.detach_until_next_scan(&problem.text);
                 Vec::new()
@@ -186,15 +186,15 @@ impl AttachedFile {
 
     /// Detaches the file's probes until the next scan.
     fn detach_until_next_scan(&mut self, reason: &str) {
-        self.detach_for_rest(reason);
+        self.detach_for_exclusion(reason);
         self.is_deferred = true;
     }
 
     /// Tries again to attach the file's probes.
-    pub(crate) fn retry_attaching(&mut self, kernel: &Kernel) {
+    pub(crate) fn retry_attaching(&mut self, kernel: &KernelPrograms) {
         self.lacks_windows = false;
         if std::mem::take(&mut self.is_deferred) {
-            self.end_rest(kernel);
+            self.end_exclusion(kernel);
         }
     }
 
@@ -210,17 +210,17 @@ impl AttachedFile {
     }
 
     /// Records whether a process maps the file now.
-    pub(crate) fn note_use(&mut self, is_used: bool) {
-        self.unused_since = match is_used {
+    pub(crate) fn record_mapped(&mut self, is_used: bool) {
+        self.unmapped_since = match is_used {
             true => None,
-            false => self.unused_since.or_else(|| Some(Instant::now())),
+            false => self.unmapped_since.or_else(|| Some(Instant::now())),
         };
     }
 
     /// Whether probes on the file may still count calls. Probes stay attached for a while to a file that no process maps,
     /// because its program may start again.
     pub(crate) fn is_useful(&self) -> bool {
-        let Some(since) = self.unused_since else {
+        let Some(since) = self.unmapped_since else {
             return true;
         };
         let may_be_mapped = self.file.is_unchanged() && !self.file.is_deleted();
@@ -229,7 +229,7 @@ impl AttachedFile {
 
     /// Attaches and detaches the file's probes as the plan of sampled functions demands now. The plan may have
     /// changed while a child process attached to the file.
-    pub(crate) fn follow_plan(&mut self, kernel: &Kernel, plan: &AttachPlan) {
+    pub(crate) fn apply_attach_plan(&mut self, kernel: &KernelPrograms, plan: &AttachPlan) {
         for symbol in frequent_symbols(&self.functions) {
             let mut functions = self.functions.iter();
             let is_sampled =
@@ -240,7 +240,7 @@ impl AttachedFile {
                 _ => {}
             }
         }
-        if plan.is_off {
+        if plan.are_probes_off {
             self.pause_probes();
         } else if self.links.infrequent_links.is_empty() {
             self.resume_probes(kernel);
@@ -248,14 +248,18 @@ impl AttachedFile {
     }
 
     /// Whether all probes of the file are detached until the next scan.
-    pub(crate) fn awaits_scan(&self) -> bool {
-        self.is_deferred && self.rest_reason.is_some()
+    pub(crate) fn is_detached_until_scan(&self) -> bool {
+        self.is_deferred && self.exclusion_reason.is_some()
     }
 
     /// A sentence for users, if it has no probes or no sampling windows until the next scan.
-    pub(crate) fn describe_wait(&self) -> Option<String> {
+    pub(crate) fn describe_wait_for_scan(&self) -> Option<String> {
         let path = self.file.path.display();
-        match self.rest_reason.as_ref().filter(|_| self.awaits_scan()) {
+        match self
+            .exclusion_reason
+            .as_ref()
+            .filter(|_| self.is_detached_until_scan())
+        {
             Some(reason) => Some(format!("{path} has no probes for some seconds: {reason}")),
             None if self.lacks_windows => Some(format!(
                 "{path} is not sampled for some seconds: its probes could not be attached in time"
@@ -265,22 +269,22 @@ impl AttachedFile {
     }
 
     /// Detaches the file's probes for a while, and stores the reason.
-    pub(crate) fn detach_for_rest(&mut self, reason: &str) {
+    pub(crate) fn detach_for_exclusion(&mut self, reason: &str) {
         self.is_deferred = false;
-        self.rest_reason = Some(reason.into());
+        self.exclusion_reason = Some(reason.into());
         release_links(self.take_links());
     }
 
-    /// Attaches the file's probes again after its processes rested.
-    pub(crate) fn end_rest(&mut self, kernel: &Kernel) {
-        if self.rest_reason.take().is_some() {
+    /// Attaches the file's probes again after its processes were excluded.
+    pub(crate) fn end_exclusion(&mut self, kernel: &KernelPrograms) {
+        if self.exclusion_reason.take().is_some() {
             self.resume_probes(kernel);
         }
     }
 
     /// Attaches probes to a frequent function all the time.
-    pub(crate) fn attach_permanently(&mut self, kernel: &Kernel, symbol: usize) {
-        if self.rest_reason.is_some() {
+    pub(crate) fn attach_permanently(&mut self, kernel: &KernelPrograms, symbol: usize) {
+        if self.exclusion_reason.is_some() {
             set_attach_mode(&mut self.functions, symbol, &AttachMode::Permanent);
             return;
         }
@@ -329,8 +333,8 @@ impl AttachedFile {
     }
 
     /// Attaches the probes of the file again that [`Self::pause_probes`] detached.
-    pub(crate) fn resume_probes(&mut self, kernel: &Kernel) {
-        if self.rest_reason.is_some() {
+    pub(crate) fn resume_probes(&mut self, kernel: &KernelPrograms) {
+        if self.exclusion_reason.is_some() {
             return;
         }
         let is_permanent = |symbol: &usize| {
@@ -387,10 +391,11 @@ pub(crate) fn drop_files(files: impl Iterator<Item = AttachedFile>) {
 
 /// Waits for the links that a child process attaches, and returns one result per set of functions.
 fn finish_linking(
-    task: Result<ChildTask<LinkSets>, ChildTaskError>,
+    task: Result<ChildTask<AttachedFunctionSets>, ChildTaskError>,
 ) -> Result<Vec<Result<Vec<ProbeLink>, LinkProblem>>, ChildTaskError> {
-    let late = ChildTaskError::TimedOut(MAX_LINKING_TIME);
-    let outcome = task.and_then(|mut task| task.wait(MAX_LINKING_TIME).unwrap_or(Err(late)));
+    let late = ChildTaskError::TimedOut(MAX_ATTACH_TIME);
+    let outcome =
+        task.and_then(|mut task| task.wait_for_result(MAX_ATTACH_TIME).unwrap_or(Err(late)));
     outcome.map(|ChildOutcome { value, links }| {
         let mut links = links.into_iter();
         let sets = value.into_iter();
@@ -400,14 +405,14 @@ fn finish_linking(
 
 /// Calls `attach`, which attaches probes, for each of these files. After a file of a tenant did not answer, the tenant's
 /// other files are left to the next scan.
-pub(crate) fn attach_each<'a>(
+pub(crate) fn attach_each_file<'a>(
     files: impl Iterator<Item = &'a mut AttachedFile>,
     attach: impl Fn(&mut AttachedFile),
 ) {
     let mut slow = BTreeSet::new();
     for file in files {
         if slow.contains(&file.tenant) && !file.is_deferred {
-            file.detach_until_next_scan(&ChildTaskError::TimedOut(MAX_LINKING_TIME).to_string());
+            file.detach_until_next_scan(&ChildTaskError::TimedOut(MAX_ATTACH_TIME).to_string());
         }
         attach(file);
         if file.is_deferred {
@@ -420,13 +425,13 @@ pub(crate) fn attach_each<'a>(
 /// the kernel refuses the probes of a file for good, all probes of that file are detached. If the reason may pass, as on a
 /// machine that is too busy, the file's other probes stay attached, and the file has no windows until the next scan.
 pub(crate) fn attach_for_window<'a>(
-    kernel: &Kernel,
+    kernel: &KernelPrograms,
     files: impl Iterator<Item = &'a mut AttachedFile>,
 ) {
     let mut files = files.filter_map(|file| {
         let sampled = probe_targets(&file.functions, |it| it.mode == AttachMode::Sampled);
         file.misses_window = !sampled.is_empty();
-        let may_attach = file.rest_reason.is_none() && !file.lacks_windows;
+        let may_attach = file.exclusion_reason.is_none() && !file.lacks_windows;
         (file.misses_window && may_attach).then_some((file, sampled))
     });
     let mut slow = BTreeSet::new();
@@ -450,7 +455,7 @@ pub(crate) fn attach_for_window<'a>(
                     file.links.window_links = links;
                     file.misses_window = false;
                 }
-                Ok(Some(Err(problem))) if problem.may_pass => file.lacks_windows = true,
+                Ok(Some(Err(problem))) if problem.is_temporary => file.lacks_windows = true,
                 Ok(Some(Err(problem))) => file.detach_for_good(&problem.text),
                 Ok(None) => {}
                 Err(_) => {

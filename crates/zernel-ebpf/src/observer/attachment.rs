@@ -11,7 +11,7 @@ use zernel_elf::{FileIdentity, LibraryKind};
 use zernel_identity::Tenant;
 use zernel_model::identity::Identity;
 use zernel_model::snapshot::{
-    AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusalCause, RefusedFile,
+    AttachState, FunctionEntry, Ledger, LibraryFile, MappingProcess, RefusalCause, RefusedFile,
     RefusedFiles,
 };
 
@@ -22,7 +22,7 @@ use super::file_task::{AttachPlan, FileRefusal};
 use super::found_functions::AttachMode;
 use super::governor::Governor;
 use super::identity_reader::{self, IdentityReader};
-use super::kernel::Kernel;
+use super::kernel::KernelPrograms;
 use crate::discovery::{ProcessEvent, ProcessKey};
 use crate::foreign_file::ForeignFile;
 use crate::probes::SYMBOLS;
@@ -67,17 +67,17 @@ struct FileRetry {
 /// The parts of the observer that decide how probes are attached.
 #[derive(Clone, Copy)]
 pub(super) struct AttachContext<'a> {
-    pub(super) kernel: &'a Kernel,
+    pub(super) kernel: &'a KernelPrograms,
     pub(super) governor: &'a Governor,
     /// Whether all probes of the observer are detached for now.
-    pub(super) is_off: bool,
+    pub(super) are_probes_off: bool,
 }
 
 impl AttachContext<'_> {
     pub(super) fn attach_plan(&self) -> AttachPlan {
         AttachPlan {
             sampled_symbols: self.governor.sampled_symbols().into_iter().collect(),
-            is_off: self.is_off,
+            are_probes_off: self.are_probes_off,
         }
     }
 }
@@ -226,7 +226,7 @@ impl LibraryAttachments {
                 known.tenant = attached_files::SHARED_FILE_TENANT;
             }
             let number = known.file_number;
-            self.add_users(&demand.processes, number);
+            self.add_mapping_processes(&demand.processes, number);
             return true;
         }
         let queued = self.queue.demand_for(identity);
@@ -263,7 +263,7 @@ impl LibraryAttachments {
 
     /// Tries again to attach to files that were refused for a reason that may have passed.
     pub(super) fn retry_refused_files(&mut self, context: AttachContext<'_>) {
-        attached_files::attach_each(self.files.iter_mut(), |file| {
+        attached_files::attach_each_file(self.files.iter_mut(), |file| {
             file.retry_attaching(context.kernel);
         });
         for retry in std::mem::take(&mut self.retries) {
@@ -282,14 +282,14 @@ impl LibraryAttachments {
     }
 
     /// Records that processes map a file.
-    fn add_users(&mut self, processes: &BTreeSet<ProcessKey>, number: u64) {
+    fn add_mapping_processes(&mut self, processes: &BTreeSet<ProcessKey>, number: u64) {
         for process in processes {
             self.mapped.entry(*process).or_default().insert(number);
         }
     }
 
     /// Takes over the files that child processes have attached to. Waits for child processes until the time `until`.
-    pub(super) fn work_on_queue(&mut self, until: Instant, context: AttachContext<'_>) {
+    pub(super) fn take_finished_files(&mut self, until: Instant, context: AttachContext<'_>) {
         for finished in self.queue.work_until(until, &self.changes, context) {
             let FinishedFile {
                 kind,
@@ -303,7 +303,7 @@ impl LibraryAttachments {
                         file.tenant = attached_files::SHARED_FILE_TENANT;
                     }
                     self.changes.take_over_watches(file.change_watches());
-                    self.add_users(&demand.processes, file.file_number);
+                    self.add_mapping_processes(&demand.processes, file.file_number);
                     self.add_file(file, context);
                 }
                 Err((file, refusal)) => self.record_refused_content(kind, &file, &demand, refusal),
@@ -336,7 +336,7 @@ impl LibraryAttachments {
     }
 
     fn add_file(&mut self, mut file: AttachedFile, context: AttachContext<'_>) {
-        file.follow_plan(context.kernel, &context.attach_plan());
+        file.apply_attach_plan(context.kernel, &context.attach_plan());
         if !file.file.is_unchanged() {
             file.detach_for_good(attached_files::WRITTEN_TO_REASON);
         }
@@ -392,7 +392,7 @@ impl LibraryAttachments {
                 }
             }
         }
-        self.work_on_queue(until, context);
+        self.take_finished_files(until, context);
     }
 
     /// Reads the identities of processes that are new, or have executed another program.
@@ -438,7 +438,7 @@ impl LibraryAttachments {
     }
 
     /// Whether a file was written to or removed since the last call.
-    pub(super) fn take_changes(&mut self) -> bool {
+    pub(super) fn take_file_change(&mut self) -> bool {
         self.changes.take_change()
     }
 
@@ -454,7 +454,7 @@ impl LibraryAttachments {
             }
         }
         for file in &mut self.files {
-            file.note_use(used.contains(&file.file_number));
+            file.record_mapped(used.contains(&file.file_number));
         }
         attached_files::drop_files(self.files.extract_if(.., |file| !file.is_useful()));
         let watched = self.files.iter().flat_map(AttachedFile::change_watches);
@@ -476,7 +476,7 @@ impl LibraryAttachments {
     }
 
     /// Whether only processes of this tenant have mapped a file, and all that map it now belong to this user.
-    pub(super) fn is_private(&self, file: u64, tenant: &Tenant, uid: u32) -> bool {
+    pub(super) fn is_private_to_user(&self, file: u64, tenant: &Tenant, uid: u32) -> bool {
         let mut files = self.files.iter();
         let file = files.find(|it| it.file_number == file && it.tenant == *tenant);
         file.is_some_and(|file| {
@@ -500,7 +500,7 @@ impl LibraryAttachments {
     }
 
     /// Remembers the processes that map the CUDA driver now: their first calls were not observed.
-    pub(super) fn remember_running(&mut self) {
+    pub(super) fn remember_running_processes(&mut self) {
         let files = self.files.iter();
         let drivers = files.filter(|file| file.kind == LibraryKind::Cuda);
         let drivers: BTreeSet<u64> = drivers.map(|file| file.file_number).collect();
@@ -512,7 +512,7 @@ impl LibraryAttachments {
     }
 
     /// Whether a process mapped the CUDA driver when observing began.
-    pub(super) fn was_found_running(&self, process: ProcessKey) -> bool {
+    pub(super) fn ran_before_observing(&self, process: ProcessKey) -> bool {
         self.found_running.contains(&process)
     }
 
@@ -523,15 +523,15 @@ impl LibraryAttachments {
     }
 
     /// Forgets processes that exited before the round that ends now.
-    pub(super) fn end_round(&mut self) {
+    pub(super) fn forget_exited_identities(&mut self) {
         self.exited_identities.clear();
     }
 
     /// Whether files are not probed because their tenants have too many, as a sentence.
-    pub(super) fn shares_problem(&self) -> Option<String> {
+    pub(super) fn describe_exceeded_shares(&self) -> Option<String> {
         let refusals = self
             .refused
-            .refusal_count()
+            .refusal_counts()
             .get(&RefusalCause::TooManyFiles)?;
         let why = "their tenants have more than may be probed at once";
         Some(format!(
@@ -547,7 +547,7 @@ impl LibraryAttachments {
     /// Which functions are probed in which file. `off` says why all probes are detached.
     pub(super) fn describe_as_ledger(&self, off: Option<&Arc<str>>) -> Ledger {
         let files = self.files.iter();
-        let mapped_by = self.mapped.iter().map(|(process, mapped)| MappedBy {
+        let mapped_by = self.mapped.iter().map(|(process, mapped)| MappingProcess {
             pid: process.pid,
             start_ns: process.start_ns,
             uid: self.identities.get(process).map(|identity| identity.uid),
@@ -575,7 +575,7 @@ impl AsFd for LibraryAttachments {
 }
 
 fn describe_file(file: &AttachedFile, off: Option<&Arc<str>>) -> LibraryFile {
-    let off = off.or(file.rest_reason.as_ref());
+    let off = off.or(file.exclusion_reason.as_ref());
     let functions = file.functions.iter().map(|function| FunctionEntry {
         symbol: function.name(),
         counted_as: SYMBOLS[function.symbol].name(),

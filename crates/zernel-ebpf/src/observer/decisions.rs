@@ -7,7 +7,7 @@ use libbpf_rs::MapHandle;
 use zernel_phase::class::TaskClass;
 
 use super::Observer;
-use super::kernel::Kernel;
+use super::kernel::KernelPrograms;
 use super::mapped_array::MappedArray;
 use crate::probes::layout::{self, RawDecisions};
 
@@ -15,7 +15,7 @@ use crate::probes::layout::{self, RawDecisions};
 pub(super) const SWITCH_SECTION: &str = ".rodata.decisions";
 pub(super) const DECISIONS_MAP: &str = "decisions";
 /// BPF maps that are not created if decisions are not counted.
-pub(super) const OPTIONAL_MAPS: [&str; 2] = [DECISIONS_MAP, "decided_threads"];
+pub(super) const OPTIONAL_MAPS: [&str; 2] = [DECISIONS_MAP, "uncounted_runs"];
 
 /// What a scheduler would have decided about the threads of a process while they were in one class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
@@ -60,10 +60,10 @@ impl From<RawDecisions> for ClassDecisions {
             run_ns: raw.run_ns,
             delay_ns: raw.delay_ns,
             wakeups: raw.wakeups,
-            would_preempt: raw.preempts,
-            would_keep: raw.keeps,
+            would_preempt: raw.would_preempt,
+            would_keep: raw.would_keep,
             saved_ns: raw.saved_ns,
-            would_lend: raw.lends,
+            would_lend: raw.would_lend,
         }
     }
 }
@@ -86,12 +86,15 @@ pub struct ProcessDecisions {
 }
 
 /// Maps the table of decisions into memory: one row per process and class.
-pub(super) fn map_rows(map: &MapHandle) -> io::Result<MappedArray<RawDecisions>> {
+pub(super) fn map_decision_rows(map: &MapHandle) -> io::Result<MappedArray<RawDecisions>> {
     MappedArray::new(map, layout::PROCESSES * TaskClass::ALL.len())
 }
 
 /// Reads the rows of all processes.
-fn read_decisions(kernel: &Kernel, rows: &MappedArray<RawDecisions>) -> Vec<ProcessDecisions> {
+fn read_decisions(
+    kernel: &KernelPrograms,
+    rows: &MappedArray<RawDecisions>,
+) -> Vec<ProcessDecisions> {
     let processes = 1..layout::PROCESSES;
     let decisions = processes.filter_map(|index| {
         let record = kernel.process_record_at(index)?;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use zernel_model::snapshot::{
-    Calls, ObserverSnapshot, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, SharedState,
-    Snapshot, StepSnapshot,
+    FunctionCalls, ObserverSnapshot, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, Snapshot,
+    StepSnapshot, TaskStateMapPath,
 };
 
 use super::process::{ObservedProcess, ProcessCoverage};
@@ -37,8 +37,8 @@ impl Observer {
             problems: self.problems(),
             call_cost_seconds: self.probe_cost().ns_per_call / 1e9,
             shared_state: match self.shared_state() {
-                Ok(path) => SharedState::Path(path),
-                Err(reason) => SharedState::Missing(reason.to_owned()),
+                Ok(path) => TaskStateMapPath::Path(path),
+                Err(reason) => TaskStateMapPath::Missing(reason.to_owned()),
             },
             age_seconds: 0.0,
             taken_unix_ms: since_epoch.map_or(0, |since| since.as_millis() as u64),
@@ -61,7 +61,7 @@ impl Observer {
         let mut newest: BTreeMap<u32, &ObservedProcess> = BTreeMap::new();
         for process in self.processes() {
             let known = newest.entry(process.pid).or_insert(process);
-            if known.first_ns < process.first_ns {
+            if known.first_event_ns < process.first_event_ns {
                 *known = process;
             }
         }
@@ -74,9 +74,9 @@ impl Observer {
         lost.push(("switches", self.missed_switches()));
         ObserverSnapshot {
             is_off: self.is_paused(),
-            calibration_threads: cost.threads,
+            calibration_threads: cost.calibration_threads,
             contended_call_cost_seconds: cost.ns_per_call_contended / 1e9,
-            windows: cost.windows,
+            windows: cost.sampling_windows,
             lost,
             files: self.attachment.probed_file_count(),
             mappings_found_by_scan: self.discovery.missed_by_events(),
@@ -101,23 +101,23 @@ fn describe_process(process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Proces
             ProcessCoverage::Complete => None,
             ProcessCoverage::Since(ns) => seconds_ago(ns),
         },
-        first_seen_ns: process.first_ns,
-        observed_seconds: end_ns.saturating_sub(process.first_ns) as f64 / 1e9,
+        first_seen_ns: process.first_event_ns,
+        observed_seconds: end_ns.saturating_sub(process.first_event_ns) as f64 / 1e9,
         not_observed_seconds: process.not_observed_ns(end_ns) as f64 / 1e9,
         ended_seconds_ago: process.ended_ns.and_then(seconds_ago),
         exit_code: None,
         signal: None,
         phases: PhaseSnapshot {
-            phase: phases.map(|phases| phases.current),
+            phase: phases.map(|phases| phases.current_phase),
             step_thread: phases.map(|phases| phases.tid),
-            phase_times: phases.map(|phases| phases.times.clone()),
+            phase_times: phases.map(|phases| phases.phase_times.clone()),
         },
         steps: StepSnapshot {
             boundary: process.steps.boundary(),
-            count: process.steps.count(),
-            gaps: process.steps.gaps(),
-            restarts: process.steps.restarts(),
-            recent: process.steps.recent().iter().copied().collect(),
+            count: process.steps.step_count(),
+            gaps: process.steps.gap_count(),
+            restarts: process.steps.restart_count(),
+            recent: process.steps.recent_steps().iter().copied().collect(),
         },
         probes: process.probes.snapshots(process, gpus),
         counters: process.probes.counters(),
@@ -131,9 +131,9 @@ fn describe_process(process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Proces
     }
 }
 
-fn describe_calls(process: &ObservedProcess) -> BTreeMap<Cow<'static, str>, Calls> {
+fn describe_calls(process: &ObservedProcess) -> BTreeMap<Cow<'static, str>, FunctionCalls> {
     let calls = process.calls_by_function().map(|(name, count)| {
-        let calls = Calls {
+        let calls = FunctionCalls {
             calls: count.calls,
             failed: count.failed,
             bytes: count.bytes,

@@ -214,13 +214,13 @@ impl CallEstimator {
 
     /// Begins sampling, after this share of a step: the calls of that share were counted. After a share of the step's time,
     /// any share of its launches may have been made.
-    pub(super) fn begin_sampling(&mut self, begun_share: f64) {
-        let begin_error = match begun_share > 0.0 {
-            true => begun_share.max(1.0 - begun_share),
+    pub(super) fn begin_sampling(&mut self, step_progress: f64) {
+        let begin_error = match step_progress > 0.0 {
+            true => step_progress.max(1.0 - step_progress),
             false => 0.0,
         };
         self.steps_error += begin_error + LAST_STEP_ERROR;
-        self.steps -= begun_share;
+        self.steps -= step_progress;
     }
 
     /// Adds time, and the number of steps in it, in which the function was sampled.

@@ -10,7 +10,7 @@ use libbpf_rs::{MapHandle, OpenObject, RingBuffer, RingBufferBuilder};
 use zernel_phase::WorkloadPhase;
 use zerocopy::FromBytes;
 
-use super::kernel::Kernel;
+use super::kernel::KernelPrograms;
 use super::{ObserveError, Observer, monotonic_ns, optional_parts};
 use crate::probes::layout;
 
@@ -26,7 +26,7 @@ pub enum TraceItem {
     Process(TracedProcess),
     /// An event of a thread.
     Event(TracedEvent),
-    /// Probes, a sampling window or a rest of a process changed what is observed.
+    /// Probes, a sampling window or an exclusion of a process changed what is observed.
     Coverage {
         /// Time of the change, in nanoseconds of CLOCK_MONOTONIC.
         at_ns: u64,
@@ -82,7 +82,7 @@ pub struct TracedEvent {
     pub delay_ns: u16,
 }
 
-/// Probes were detached or attached, a sampling window opened or closed, or a process was rested.
+/// Probes were detached or attached, a sampling window opened or closed, or a process was excluded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoverageChange {
     /// All probes were detached (`false`) or attached again (`true`).
@@ -149,7 +149,7 @@ impl EventTrace {
     }
 
     /// Reads the ring buffer. Must run before the handles of exited processes are freed.
-    fn read_ring(&mut self, kernel: &Kernel) -> libbpf_rs::Result<()> {
+    fn read_ring(&mut self, kernel: &KernelPrograms) -> libbpf_rs::Result<()> {
         self.ring.consume()?;
         let records: Vec<layout::TraceRecord> = self.received.try_iter().collect();
         for handle in records.iter().map(|record| record.process) {
@@ -222,9 +222,9 @@ impl Observer {
     }
 
     /// The items of the trace since the last call, in the order of the kernel; none unless
-    /// [`ObserverOptions::traces`](super::ObserverOptions::traces) is set.
+    /// [`ObserverOptions::traces_events`](super::ObserverOptions::traces_events) is set.
     pub fn take_trace(&mut self) -> Result<Vec<TraceItem>, ObserveError> {
-        self.read_trace().map_err(ObserveError::Read)?;
+        self.read_trace().map_err(ObserveError::ReadMap)?;
         let trace = self.kernel.trace.as_mut();
         Ok(trace.map_or_else(Vec::new, |trace| std::mem::take(trace.items.get_mut())))
     }

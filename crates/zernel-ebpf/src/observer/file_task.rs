@@ -10,7 +10,7 @@ use zernel_elf::{Library, LibraryError, LibraryKind};
 use zernel_identity::Tenant;
 use zernel_model::snapshot::RefusalCause;
 
-use super::attached_files::{AttachedFile, FileLinks, LinkProblem, LinkSet};
+use super::attached_files::{AttachedFile, AttachedFunctionSet, FileLinks, LinkProblem};
 use super::attachment::AttachContext;
 use super::file_changes::{self, FileChanges, WatchId};
 use super::file_queue::FileDemand;
@@ -18,12 +18,12 @@ use super::found_functions::{
     AttachMode, FoundFunction, find_functions, frequent_symbols, infrequent_targets, probe_targets,
     refuse_infrequent, set_attach_mode,
 };
-use super::kernel::{Kernel, ProbeTarget};
+use super::kernel::{KernelPrograms, ProbeTarget};
 use crate::child_task::{ChildOutcome, ChildTask, ChildTaskError, DescriptorHandover};
 use crate::foreign_file::{ForeignFile, ON_FUSE_REASON};
 use crate::overlay_layers;
 use crate::probe_link::ProbeLink;
-use crate::quarantine::FileInHand;
+use crate::quarantine::FileInProgress;
 
 /// How long a file system may take to deliver what is read of a library. A slow file system needs less.
 const MAX_READ_TIME: Duration = Duration::from_secs(10);
@@ -65,8 +65,10 @@ impl From<ChildTaskError> for FileRefusal {
         Self {
             cause: match error {
                 ChildTaskError::TimedOut(_) => RefusalCause::NoAnswer,
-                ChildTaskError::TooMany | ChildTaskError::NotStarted => RefusalCause::NoProcess,
-                ChildTaskError::Died => RefusalCause::Unreadable,
+                ChildTaskError::TooManyChildren | ChildTaskError::ChildNotStarted => {
+                    RefusalCause::NoProcess
+                }
+                ChildTaskError::ChildDied => RefusalCause::Unreadable,
             },
             reason: error.to_string(),
         }
@@ -79,9 +81,9 @@ impl From<ChildTaskError> for FileRefusal {
 struct ProbedFile {
     functions: Vec<FoundFunction>,
     /// Links of each frequent function that is attached permanently.
-    frequent_links: Vec<(usize, LinkSet)>,
+    frequent_links: Vec<(usize, AttachedFunctionSet)>,
     /// Links of the infrequent functions, unless all probes are detached for now.
-    infrequent_links: Option<LinkSet>,
+    infrequent_links: Option<AttachedFunctionSet>,
     change_watches: Vec<WatchId>,
 }
 
@@ -92,7 +94,7 @@ impl ProbedFile {
     fn take_links(&mut self, handed_over: Vec<ProbeLink>) -> Result<FileLinks, FileRefusal> {
         let mut handed_over = handed_over.into_iter();
         let mut links = FileLinks::default();
-        let refuse = |problem: LinkProblem| match problem.may_pass {
+        let refuse = |problem: LinkProblem| match problem.is_temporary {
             true => Err(FileRefusal {
                 cause: RefusalCause::RefusedByKernel,
                 reason: problem.text,
@@ -126,7 +128,7 @@ pub(crate) struct FileTask {
     pub(crate) file: ForeignFile,
     tenant: Tenant,
     task: ChildTask<Result<ProbedFile, FileRefusal>>,
-    _in_hand: Option<FileInHand>,
+    _in_progress: Option<FileInProgress>,
 }
 
 /// How probes are attached to a new file.
@@ -134,7 +136,7 @@ pub(crate) struct AttachPlan {
     /// The functions that are sampled.
     pub(crate) sampled_symbols: BTreeSet<usize>,
     /// Whether all probes of the observer are detached for now.
-    pub(crate) is_off: bool,
+    pub(crate) are_probes_off: bool,
 }
 
 impl FileTask {
@@ -171,14 +173,14 @@ impl FileTask {
                 handover,
             ))
         };
-        let in_hand = (!demand.is_installed).then(|| FileInHand::new(file.identity));
+        let in_hand = (!demand.is_installed).then(|| FileInProgress::new(file.identity));
         match ChildTask::start(&demand.tenant, MAX_READ_TIME, &kept, work) {
             Ok(task) => Ok(Self {
                 kind,
                 file,
                 tenant: demand.tenant.clone(),
                 task,
-                _in_hand: in_hand,
+                _in_progress: in_hand,
             }),
             Err(error) => Err((file, error.into())),
         }
@@ -218,8 +220,8 @@ impl FileTask {
             links,
             change_watches: probed.change_watches,
             is_kept: false,
-            unused_since: None,
-            rest_reason: None,
+            unmapped_since: None,
+            exclusion_reason: None,
             lacks_windows: false,
             misses_window: false,
             is_deferred: false,
@@ -230,7 +232,7 @@ impl FileTask {
 
 /// Attaches probes to the functions of a file, and watches the file for changes. Runs in a child process.
 fn probe_file(
-    kernel: &Kernel,
+    kernel: &KernelPrograms,
     changes: BorrowedFd<'_>,
     (file, access): (&ForeignFile, &Path),
     mut functions: Vec<FoundFunction>,
@@ -239,19 +241,20 @@ fn probe_file(
 ) -> ProbedFile {
     // The file is watched before probes are attached, so that no write goes unnoticed.
     let change_watches = file_changes::watch_file(changes, file, access);
-    let attach =
-        |targets: &[ProbeTarget]| LinkSet::attach_functions(kernel, file, targets, handover);
+    let attach = |targets: &[ProbeTarget]| {
+        AttachedFunctionSet::attach_functions(kernel, file, targets, handover)
+    };
     let mut frequent_links = Vec::new();
     for symbol in frequent_symbols(&functions) {
         if plan.sampled_symbols.contains(&symbol) {
             set_attach_mode(&mut functions, symbol, &AttachMode::Sampled);
-        } else if !plan.is_off {
+        } else if !plan.are_probes_off {
             let targets = probe_targets(&functions, |function| function.symbol == symbol);
             frequent_links.push((symbol, attach(&targets)));
         }
     }
     // Last, because a process whose `cuInit` is probed counts as completely covered.
-    let infrequent_links = (!plan.is_off).then(|| attach(&infrequent_targets(&functions)));
+    let infrequent_links = (!plan.are_probes_off).then(|| attach(&infrequent_targets(&functions)));
     ProbedFile {
         functions,
         frequent_links,

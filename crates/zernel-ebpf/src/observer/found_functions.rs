@@ -52,7 +52,7 @@ pub(super) fn find_functions(
         .iter()
         .map(|(symbol, name)| {
             let row = &SYMBOLS[*symbol];
-            match row.by_prefix {
+            match row.is_found_by_prefix {
                 true => FunctionName::Prefix(row.names[*name]),
                 false => FunctionName::Exact(row.names[*name]),
             }
@@ -99,7 +99,7 @@ fn refuse_single_stepped(functions: &mut [FoundFunction]) {
         let stepped = function
             .site
             .is_some_and(|site| site.trap == TrapCost::SingleStepped);
-        if stepped && SYMBOLS[function.symbol].frequent {
+        if stepped && SYMBOLS[function.symbol].is_frequent {
             function.site = None;
             function.mode = AttachMode::NotAttached(
                 "is called often, and the kernel must single-step its first instruction".to_owned(),
@@ -112,7 +112,7 @@ fn refuse_single_stepped(functions: &mut [FoundFunction]) {
 pub(super) fn frequent_symbols(functions: &[FoundFunction]) -> Vec<usize> {
     let mut symbols: Vec<_> = functions
         .iter()
-        .filter(|function| function.site.is_some() && SYMBOLS[function.symbol].frequent)
+        .filter(|function| function.site.is_some() && SYMBOLS[function.symbol].is_frequent)
         .map(|function| function.symbol)
         .collect();
     symbols.dedup();
@@ -136,7 +136,7 @@ pub(super) fn probe_targets(
 
 pub(super) fn infrequent_targets(functions: &[FoundFunction]) -> Vec<ProbeTarget> {
     probe_targets(functions, |function| {
-        !SYMBOLS[function.symbol].frequent && function.mode == AttachMode::Permanent
+        !SYMBOLS[function.symbol].is_frequent && function.mode == AttachMode::Permanent
     })
 }
 
@@ -150,7 +150,7 @@ pub(super) fn set_attach_mode(functions: &mut [FoundFunction], symbol: usize, mo
 
 pub(super) fn refuse_infrequent(functions: &mut [FoundFunction], problem: &str) {
     for function in functions {
-        if function.site.is_some() && !SYMBOLS[function.symbol].frequent {
+        if function.site.is_some() && !SYMBOLS[function.symbol].is_frequent {
             function.mode = AttachMode::NotAttached(problem.to_owned());
         }
     }

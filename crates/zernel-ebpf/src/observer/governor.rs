@@ -4,7 +4,7 @@
 //! start, on this machine, and multiplies it by the calls of every thread. If the overhead of a thread exceeds the
 //! budget, its most frequent functions are *sampled*: their probes are attached only in windows of 50 ms, or of a few
 //! steps, as rarely as the budget requires. `estimate` computes calls from the windows. If functions that cannot be
-//! sampled cost a thread more than a ceiling, its process is not observed for a while (`process_rests`).
+//! sampled cost a thread more than a ceiling, its process is not observed for a while (`process_exclusions`).
 
 mod calibration;
 mod sampling_choice;
@@ -25,7 +25,7 @@ use self::sampling_windows::WindowSchedule;
 pub(super) use self::sampling_windows::{LONGEST_WINDOW, WindowSpans, set_misses_window};
 use super::attached_files;
 use super::attachment::LibraryAttachments;
-use super::kernel::Kernel;
+use super::kernel::KernelPrograms;
 use super::process_table::{ProcessTable, ReadContext};
 use super::{ObservedProcess, monotonic_ns};
 use crate::probe_link::{ProbeLink, detach_links};
@@ -39,7 +39,7 @@ pub struct GovernorOptions {
     /// Overhead above which a process is not observed for a while, if sampling cannot reduce it.
     pub ceiling: f64,
     /// How long a process that exceeds the ceiling is not observed the first time.
-    pub first_rest: Duration,
+    pub first_exclusion: Duration,
 }
 
 impl Default for GovernorOptions {
@@ -47,7 +47,7 @@ impl Default for GovernorOptions {
         Self {
             budget: 0.005,
             ceiling: 0.05,
-            first_rest: Duration::from_secs(30),
+            first_exclusion: Duration::from_secs(30),
         }
     }
 }
@@ -57,7 +57,7 @@ impl GovernorOptions {
     pub const COUNT_EVERYTHING: Self = Self {
         budget: f64::INFINITY,
         ceiling: f64::INFINITY,
-        first_rest: Duration::ZERO,
+        first_exclusion: Duration::ZERO,
     };
 
     /// Options of a governor with this budget, and a ceiling of at least ten times the budget.
@@ -75,7 +75,7 @@ impl GovernorOptions {
 /// Probes on a sampled function are attached permanently again after it was cheap for this many rounds (10 s).
 const CHEAP_ROUNDS_UNTIL_PERMANENT: u32 = 20;
 
-/// Rounds above the ceiling before a process is rested. Several rounds pass until sampling lowers the measured
+/// Rounds above the ceiling before a process is excluded. Several rounds pass until sampling lowers the measured
 /// overhead.
 const ROUNDS_ABOVE_CEILING: u32 = 4;
 
@@ -87,15 +87,15 @@ pub struct ProbeCost {
     /// The cost of a probed call while `threads` threads call at once.
     pub ns_per_call_contended: f64,
     /// Number of threads that call at once in the second measurement of the cost: one per CPU, at most 8.
-    pub threads: usize,
+    pub calibration_threads: usize,
     /// Sampling windows so far.
-    pub windows: u64,
+    pub sampling_windows: u64,
 }
 
 impl ProbeCost {
     /// Cost of a probed call in nanoseconds: in a process whose threads call one at a time, or at the same time
     /// (contended).
-    fn call_ns(&self, is_contended: bool) -> f64 {
+    fn probed_call_ns(&self, is_contended: bool) -> f64 {
         if is_contended {
             self.ns_per_call_contended.max(self.ns_per_call)
         } else {
@@ -106,12 +106,12 @@ impl ProbeCost {
 
 /// What the governor measures and changes.
 pub(super) struct GovernedParts<'a> {
-    pub(super) kernel: &'a Kernel,
+    pub(super) kernel: &'a KernelPrograms,
     pub(super) attachment: &'a mut LibraryAttachments,
     pub(super) processes: &'a mut ProcessTable,
     pub(super) gpus: &'a [GpuFacts],
     /// Whether all probes are detached.
-    pub(super) is_off: bool,
+    pub(super) are_probes_off: bool,
 }
 
 /// Keeps the overhead within the budget.
@@ -120,8 +120,8 @@ pub(super) struct Governor {
     options: GovernorOptions,
     pub(super) cost: ProbeCost,
     /// The sampled functions, and for how many rounds each has been cheap enough for permanent probes.
-    sampled: BTreeMap<usize, u32>,
-    windows: WindowSchedule,
+    sampled_functions: BTreeMap<usize, u32>,
+    window_schedule: WindowSchedule,
     /// Since when all launches are counted by permanent probes; `None` while launches are sampled.
     launches_permanent_since_ns: Option<u64>,
     last_round: Instant,
@@ -129,35 +129,37 @@ pub(super) struct Governor {
 
 impl Governor {
     /// A governor with the cost of a probe measured on this machine.
-    pub(super) fn with_measured_cost(kernel: &Kernel, options: GovernorOptions) -> Self {
+    pub(super) fn with_measured_cost(kernel: &KernelPrograms, options: GovernorOptions) -> Self {
         Self {
             options,
             cost: calibration::measure_call_cost(kernel),
-            sampled: BTreeMap::new(),
-            windows: WindowSchedule::new(Instant::now()),
+            sampled_functions: BTreeMap::new(),
+            window_schedule: WindowSchedule::new(Instant::now()),
             launches_permanent_since_ns: Some(0),
             last_round: Instant::now(),
         }
     }
 
     pub(super) fn is_sampled(&self, symbol: usize) -> bool {
-        self.sampled.contains_key(&symbol)
+        self.sampled_functions.contains_key(&symbol)
     }
 
     /// The sampled functions.
     pub(super) fn sampled_symbols(&self) -> Vec<usize> {
-        self.sampled.keys().copied().collect()
+        self.sampled_functions.keys().copied().collect()
     }
 
     /// Whether a function that launches is sampled.
     fn samples_launches(&self) -> bool {
-        let mut sampled = self.sampled.keys();
+        let mut sampled = self.sampled_functions.keys();
         sampled.any(|symbol| SYMBOLS[*symbol].kind == CallKind::Launch)
     }
 
     /// Whether a function that CUDA events depend on is sampled.
     fn samples_events(&self) -> bool {
-        self.sampled.keys().any(|symbol| defines_events(*symbol))
+        self.sampled_functions
+            .keys()
+            .any(|symbol| defines_events(*symbol))
     }
 
     /// Whether launches have been counted by permanent probes all the time since `from_ns`.
@@ -167,8 +169,8 @@ impl Governor {
     }
 
     /// Nanoseconds that a probed call costs a thread of this process.
-    pub(super) fn call_ns(&self, process: &ObservedProcess) -> f64 {
-        self.cost.call_ns(process.overhead.is_contended())
+    pub(super) fn probed_call_ns(&self, process: &ObservedProcess) -> f64 {
+        self.cost.probed_call_ns(process.overhead.is_contended())
     }
 
     /// Measures the overhead of every process, and changes which functions are sampled. Returns the processes that have
@@ -178,7 +180,7 @@ impl Governor {
         self.last_round = Instant::now();
         let mut running = governed.processes.running.values();
         let several_devices = running.any(|process| process.uses_several_devices);
-        if several_devices && !governed.is_off {
+        if several_devices && !governed.are_probes_off {
             self.attach_device_functions(governed);
         }
         let expensive = self.measure_overhead(governed, elapsed, several_devices);
@@ -214,10 +216,10 @@ impl Governor {
         for (handle, process) in &mut governed.processes.running {
             let word = governed.kernel.processes.word(
                 layout::index_of_handle(*handle),
-                offset_of!(layout::Process, busiest_hits),
+                offset_of!(layout::Process, busiest_hits_per_second),
             );
             let busiest = word.swap(0, Ordering::Relaxed) as f64;
-            let ns = self.call_ns(process);
+            let ns = self.probed_call_ns(process);
             process.measure_overhead(busiest, ns, elapsed);
             // Only the cost of permanent probes counts: sampling windows are planned to fit into the rest of the
             // budget.
@@ -228,14 +230,14 @@ impl Governor {
             let share = permanent.min(busiest) * ns / 1e9;
             process.overhead.permanent_cost = share;
             let rounds = std::mem::take(&mut process.overhead.rounds_over_ceiling);
-            if share <= budget || governed.is_off || process.is_skipped() {
+            if share <= budget || governed.are_probes_off || process.is_uncounted() {
                 continue;
             }
             let costs = rates
                 .iter()
                 .map(|(symbol, rate)| (*symbol, share * rate / permanent));
             let may_be_sampled = |symbol: usize| {
-                SYMBOLS[symbol].frequent && !(several_devices && sets_device(symbol))
+                SYMBOLS[symbol].is_frequent && !(several_devices && sets_device(symbol))
             };
             let (sampled, left) = choose_sampled(costs.collect(), share, budget, may_be_sampled);
             expensive.extend(sampled);
@@ -267,7 +269,7 @@ impl Governor {
     }
 
     /// Ignores all CUDA events that programs recorded before now, because events were not followed for a while.
-    pub(super) fn restart_event_tracking(&self, kernel: &Kernel) {
+    pub(super) fn restart_event_tracking(&self, kernel: &KernelPrograms) {
         kernel.restart_event_tracking(self.samples_events());
     }
 
@@ -281,10 +283,10 @@ impl Governor {
         // Step marks up to now have exact launches, so they are read before sampling begins.
         self.read_step_marks(governed);
         let kernel = governed.kernel;
-        if kernel.set_sampled(symbol, true).is_err() {
+        if kernel.set_symbol_sampled(symbol, true).is_err() {
             return Vec::new();
         }
-        kernel.note_detached();
+        kernel.record_detach_time();
         // Probes of the function no longer count, so its calls up to now are exact.
         for (handle, process) in &mut governed.processes.running {
             let counters = kernel.call_counters(*handle);
@@ -293,7 +295,7 @@ impl Governor {
                 .counts
                 .begin_sampling(symbol, &counters, monotonic_ns(), steps);
         }
-        self.sampled.insert(symbol, 0);
+        self.sampled_functions.insert(symbol, 0);
         if defines_events(symbol) {
             self.restart_event_tracking(kernel);
         }
@@ -302,7 +304,7 @@ impl Governor {
             self.launches_permanent_since_ns = None;
         }
         self.update_launch_assumption(kernel);
-        self.windows.open_first();
+        self.window_schedule.open_first();
         let files = governed.attachment.files.iter_mut();
         files
             .flat_map(|file| file.switch_to_sampling(symbol))
@@ -313,17 +315,17 @@ impl Governor {
     fn attach_permanently(&mut self, governed: &mut GovernedParts<'_>, symbol: usize) {
         self.read_step_marks(governed);
         let kernel = governed.kernel;
-        attached_files::attach_each(governed.attachment.files.iter_mut(), |file| {
+        attached_files::attach_each_file(governed.attachment.files.iter_mut(), |file| {
             file.attach_permanently(kernel, symbol);
         });
         for process in governed.processes.running.values_mut() {
             let steps = &process.steps;
             process.counts.end_sampling(symbol, monotonic_ns(), steps);
         }
-        let _ = kernel.set_sampled(symbol, false);
+        let _ = kernel.set_symbol_sampled(symbol, false);
         // Reads step marks that the kernel recorded while probes were being attached.
         self.read_step_marks(governed);
-        self.sampled.remove(&symbol);
+        self.sampled_functions.remove(&symbol);
         if defines_events(symbol) {
             self.restart_event_tracking(kernel);
         }
@@ -336,7 +338,7 @@ impl Governor {
 
     /// While launches are sampled, the kernel assumes that a thread launches after it copies its batch to the GPU.
     /// Without this assumption the thread would seem to load data until its next wait.
-    fn update_launch_assumption(&self, kernel: &Kernel) {
+    fn update_launch_assumption(&self, kernel: &KernelPrograms) {
         let assumes = self.samples_launches();
         if assumes != kernel.assumes_launches() {
             let _ = kernel.assume_launches(assumes, |symbol| self.is_sampled(symbol));
@@ -345,16 +347,16 @@ impl Governor {
 
     /// Attaches permanent probes to sampled functions that have become cheap.
     fn attach_cheap_functions(&mut self, governed: &mut GovernedParts<'_>) {
-        if self.is_window_open() || governed.is_off {
+        if self.is_window_open() || governed.are_probes_off {
             return;
         }
         let budget = self.options.budget;
-        for (symbol, rounds) in &mut self.sampled {
+        for (symbol, rounds) in &mut self.sampled_functions {
             let busy = governed.processes.running.values().any(|process| {
-                let ns = self.cost.call_ns(process.overhead.is_contended());
+                let ns = self.cost.probed_call_ns(process.overhead.is_contended());
                 let cost = process.counts.sampled_rate(*symbol) * ns / 1e9;
                 // Nothing shows how often a process without a window calls.
-                let is_unknown = process.misses_window && !process.is_skipped();
+                let is_unknown = process.misses_window && !process.is_uncounted();
                 is_unknown
                     || cost > 0.0
                         && (cost > budget * BUDGET_SHARE_OF_CHEAP_FUNCTION
@@ -363,7 +365,7 @@ impl Governor {
             });
             *rounds = if busy { 0 } else { *rounds + 1 };
         }
-        let sampled = self.sampled.iter();
+        let sampled = self.sampled_functions.iter();
         let (calm, busy): (Vec<_>, Vec<_>) =
             sampled.partition(|(_, rounds)| **rounds >= CHEAP_ROUNDS_UNTIL_PERMANENT);
         let symbols = |of: Vec<(&usize, _)>| of.into_iter().map(|(symbol, _)| *symbol).collect();

@@ -1,12 +1,12 @@
 //! Reads duration histograms from the kernel, as increments.
 
 use zernel_model::aggregation::LatencyHistogram;
-use zernel_model::h2;
+use zernel_model::log_linear_buckets;
 
 use crate::probes::layout::{BUCKETS, H2_GROUPING, H2_UNIT_SHIFT as UNIT_SHIFT, Histogram};
 
 // The kernel's buckets are those of userspace, for durations in units of 16 ns and up to 266 s.
-const _: () = assert!(H2_GROUPING == h2::GROUPING_POWER);
+const _: () = assert!(H2_GROUPING == log_linear_buckets::LOG2_BUCKETS_PER_POWER_OF_TWO);
 
 /// Reads one histogram of the kernel again and again, and adds the difference to a total. The kernel's bucket
 /// counters have 32 bits and may wrap.
@@ -21,7 +21,11 @@ pub(crate) struct HistogramReader {
 
 impl HistogramReader {
     /// Adds the durations that the kernel recorded since the last call to `total`, and returns how many these are.
-    pub(crate) fn add_new(&mut self, now: &Histogram, total: &mut LatencyHistogram) -> u64 {
+    pub(crate) fn add_new_durations(
+        &mut self,
+        now: &Histogram,
+        total: &mut LatencyHistogram,
+    ) -> u64 {
         self.extend_to_used_buckets(&now.buckets);
         let mut added = 0;
         for (offset, before) in self.buckets.iter_mut().enumerate() {
@@ -68,8 +72,8 @@ fn bucket_middle(bucket: usize) -> u64 {
     if bucket == BUCKETS - 1 {
         return u64::MAX;
     }
-    let units = h2::BucketRange::of_bucket(bucket);
-    (units.first << UNIT_SHIFT) + (units.width << UNIT_SHIFT) / 2
+    let units = log_linear_buckets::BucketRange::from_bucket_index(bucket);
+    (units.first_value << UNIT_SHIFT) + (units.value_count << UNIT_SHIFT) / 2
 }
 
 #[cfg(test)]
@@ -78,7 +82,7 @@ mod tests {
 
     /// The bucket of a duration, as `zernel_h2_bucket` computes it.
     fn bucket_of(ns: u64) -> usize {
-        h2::bucket_index(ns >> UNIT_SHIFT).min(BUCKETS - 1)
+        log_linear_buckets::bucket_index(ns >> UNIT_SHIFT).min(BUCKETS - 1)
     }
 
     #[test]
@@ -97,7 +101,10 @@ mod tests {
                     continue; // in the last bucket, which has no end
                 }
                 let error = bucket_middle(bucket_of(ns)).abs_diff(ns) as f64 / ns as f64;
-                assert!(error <= LatencyHistogram::MAX_ERROR, "{error} at {ns} ns");
+                assert!(
+                    error <= LatencyHistogram::MAX_QUANTILE_ERROR,
+                    "{error} at {ns} ns"
+                );
             }
         }
     }
@@ -114,10 +121,10 @@ mod tests {
         kernel.buckets[bucket] = u32::MAX;
         let mut reader = HistogramReader::default();
         let mut total = LatencyHistogram::default();
-        reader.add_new(&kernel, &mut total);
+        reader.add_new_durations(&kernel, &mut total);
         kernel.buckets[bucket] = 4;
         kernel.sum_ns += 5000;
-        assert_eq!(reader.add_new(&kernel, &mut total), 5);
+        assert_eq!(reader.add_new_durations(&kernel, &mut total), 5);
         assert_eq!(total.count, u64::from(u32::MAX) + 5);
         assert_eq!(total.sum_ns, 6000);
         assert_eq!((total.min_ns, total.max_ns), (1000, 1000));

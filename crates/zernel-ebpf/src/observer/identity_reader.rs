@@ -114,7 +114,7 @@ impl IdentityReader {
         let mut has_finished = false;
         for mut task in std::mem::take(&mut self.tasks) {
             let patience = until.saturating_duration_since(Instant::now());
-            match task.task.wait(patience) {
+            match task.task.wait_for_result(patience) {
                 None => self.tasks.push(task),
                 Some(Ok(outcome)) => {
                     has_finished = true;

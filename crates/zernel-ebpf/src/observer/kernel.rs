@@ -31,7 +31,7 @@ use super::tenants::{TenantMaps, TenantRegistry, TenantTable};
 use super::{ObserveError, ObserverOptions, monotonic_ns};
 use crate::capability::{Capability, without_libbpf_messages};
 use crate::discovery::sys;
-use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
+use crate::probes::{self, CallKind, CopyDirection, SYMBOLS, layout};
 use crate::{child_task, task_reader};
 
 pub(crate) static OBSERVE_OBJECT: &[u8] =
@@ -48,7 +48,7 @@ const TRACEPOINT_PROGRAMS: [&str; 5] = [
 
 /// Kinds of uprobes, best first. The observer uses the first kind that the kernel supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Rung {
+pub enum UprobeKind {
     /// uprobe session: one link attaches to the entries and the returns of many functions.
     Session,
     /// uprobe multi: one link attaches to the entries of many functions, another to their returns.
@@ -57,9 +57,9 @@ pub enum Rung {
     PerfEvent,
 }
 
-impl Rung {
+impl UprobeKind {
     /// All kinds, best first.
-    pub const LADDER: [Self; 3] = [Self::Session, Self::Multi, Self::PerfEvent];
+    pub const BEST_FIRST: [Self; 3] = [Self::Session, Self::Multi, Self::PerfEvent];
 
     /// Name in the ledger and in the output of `zernel doctor`.
     #[must_use]
@@ -92,13 +92,13 @@ pub(crate) struct ProbeTarget {
 }
 
 /// The loaded BPF object, with its maps mapped into memory.
-pub(crate) struct Kernel {
+pub(crate) struct KernelPrograms {
     object: Object,
     /// The pinned map of task states, or the reason why the map is not pinned.
     shared: Result<SharedState, String>,
     tracepoints: Vec<Link>,
     writes_hints: bool,
-    pub(crate) rung: Rung,
+    pub(crate) rung: UprobeKind,
     pub(crate) step_marks: StepMarks,
     pub(crate) alarm: AlarmRing,
     /// The trace, if events are traced.
@@ -115,14 +115,14 @@ pub(crate) struct Kernel {
     pub(super) tenants: TenantRegistry,
 }
 
-impl Kernel {
+impl KernelPrograms {
     /// Loads the programs for the first of the rungs that the kernel supports, and pins the map of task states if
     /// possible.
     pub(crate) fn load(
         options: &ObserverOptions,
         tracker: &TrackerConfig,
     ) -> Result<Self, ObserveError> {
-        let works = |rung: &&Rung| rung.capability().try_out().is_ok();
+        let works = |rung: &&UprobeKind| rung.capability().try_out().is_ok();
         let rung = options.rungs.iter().find(works).ok_or_else(|| {
             let error = std::io::Error::other("the kernel supports no kind of uprobe");
             ObserveError::Load(error.into())
@@ -136,7 +136,7 @@ impl Kernel {
             }
             None => None,
         };
-        let kernel = Self::load_rung(*rung, object, options, hints.is_some());
+        let kernel = Self::load_with_uprobe_kind(*rung, object, options, hints.is_some());
         let kernel = kernel.map_err(ObserveError::Load)?;
         if let (Some(hints), Some(path)) = (hints, &options.hints) {
             let map = kernel
@@ -148,8 +148,8 @@ impl Kernel {
         Ok(kernel)
     }
 
-    fn load_rung(
-        rung: Rung,
+    fn load_with_uprobe_kind(
+        rung: UprobeKind,
         mut object: OpenObject,
         options: &ObserverOptions,
         writes_hints: bool,
@@ -181,12 +181,12 @@ impl Kernel {
             writes_hints,
             step_marks: StepMarks::new(&find_map(&object, "step_marks")?)?,
             alarm: AlarmRing::new(&find_map(&object, "alarms")?)?,
-            trace: match options.traces {
+            trace: match options.traces_events {
                 true => Some(EventTrace::new(&find_map(&object, "trace_records")?)?),
                 false => None,
             },
             decisions: match options.counts_decisions {
-                true => Some(decisions::map_rows(&find_map(
+                true => Some(decisions::map_decision_rows(&find_map(
                     &object,
                     decisions::DECISIONS_MAP,
                 )?)?),
@@ -213,18 +213,18 @@ impl Kernel {
     fn write_tables(&self, tracker: &TrackerConfig) -> libbpf_rs::Result<()> {
         let settings = layout::Settings {
             tracker: *tracker,
-            window_open: 0,
+            is_window_open: 0,
             reserved: 0,
-            detached_ns: 0,
-            events_from_ns: 0,
-            events_sampled: 0,
-            launches_sampled: 0,
+            last_detach_ns: 0,
+            events_probed_since_ns: 0,
+            are_events_sampled: 0,
+            are_launches_sampled: 0,
             is_suspended: 0,
             sampled_rule: RawPhaseConfig::from(&PhaseDetectorConfig::default()),
         };
         self.settings.write(0, &settings);
         for symbol in 0..SYMBOLS.len() {
-            self.set_sampled(symbol, false)?;
+            self.set_symbol_sampled(symbol, false)?;
         }
         for handle in 1..layout::PROCESSES as u32 {
             self.free_process(handle)?;
@@ -236,10 +236,10 @@ impl Kernel {
     }
 
     /// Sets whether a function counts only while a window is open.
-    pub(crate) fn set_sampled(&self, symbol: usize, sampled: bool) -> libbpf_rs::Result<()> {
+    pub(crate) fn set_symbol_sampled(&self, symbol: usize, sampled: bool) -> libbpf_rs::Result<()> {
         let mut row = SYMBOLS[symbol].raw_symbol(sampled);
-        if self.assumes_launches() && begins_launches(symbol) {
-            row.flags |= layout::Symbol::BEGINS_LAUNCHES;
+        if self.assumes_launches() && precedes_launches(symbol) {
+            row.flags |= layout::Symbol::PRECEDES_LAUNCHES;
         }
         let key = (symbol as u32).to_ne_bytes();
         find_map(&self.object, "symbols")?.update(&key, row.as_bytes(), MapFlags::ANY)
@@ -247,7 +247,7 @@ impl Kernel {
 
     /// Whether the programs assume that a thread launches after a copy to the GPU or in a backward pass.
     pub(crate) fn assumes_launches(&self) -> bool {
-        self.settings.read(0).launches_sampled != 0
+        self.settings.read(0).are_launches_sampled != 0
     }
 
     /// Sets whether the programs assume that a thread launches after a copy to the GPU or a backward pass.
@@ -256,40 +256,40 @@ impl Kernel {
         assume: bool,
         is_sampled: impl Fn(usize) -> bool,
     ) -> libbpf_rs::Result<()> {
-        let offset = offset_of!(layout::Settings, launches_sampled);
+        let offset = offset_of!(layout::Settings, are_launches_sampled);
         let word = self.settings.word(0, offset);
         word.store(assume.into(), Ordering::Relaxed);
         self.trace_coverage(CoverageChange::AssumedLaunches(assume));
-        for symbol in (0..SYMBOLS.len()).filter(|symbol| begins_launches(*symbol)) {
-            self.set_sampled(symbol, is_sampled(symbol))?;
+        for symbol in (0..SYMBOLS.len()).filter(|symbol| precedes_launches(*symbol)) {
+            self.set_symbol_sampled(symbol, is_sampled(symbol))?;
         }
         Ok(())
     }
 
     /// Opens or closes the window in which sampled functions count.
-    pub(crate) fn open_window(&self, open: bool) {
-        let offset = offset_of!(layout::Settings, window_open);
+    pub(crate) fn set_window_open(&self, open: bool) {
+        let offset = offset_of!(layout::Settings, is_window_open);
         let word = self.settings.word(0, offset);
         word.store(open.into(), Ordering::Release);
         self.trace_coverage(CoverageChange::Window(open));
         if !open {
-            self.note_detached();
+            self.record_detach_time();
         }
     }
 
     /// Ignores CUDA events recorded before now. `sampled`: from now on events are followed in sampling windows only.
     pub(crate) fn restart_event_tracking(&self, sampled: bool) {
-        let offset = offset_of!(layout::Settings, events_sampled);
+        let offset = offset_of!(layout::Settings, are_events_sampled);
         let word = self.settings.word(0, offset);
         word.store(sampled.into(), Ordering::Release);
-        let offset = offset_of!(layout::Settings, events_from_ns);
+        let offset = offset_of!(layout::Settings, events_probed_since_ns);
         let word = self.settings.word(0, offset);
         word.store(monotonic_ns(), Ordering::Release);
     }
 
     /// Records that probes were detached: calls in progress may return unseen, and do not count as lost.
-    pub(crate) fn note_detached(&self) {
-        let offset = offset_of!(layout::Settings, detached_ns);
+    pub(crate) fn record_detach_time(&self) {
+        let offset = offset_of!(layout::Settings, last_detach_ns);
         let word = self.settings.word(0, offset);
         word.store(monotonic_ns(), Ordering::Release);
     }
@@ -336,12 +336,12 @@ impl Kernel {
     }
 
     /// Whether the calls of a process are counted.
-    pub(crate) fn set_rested(&self, handle: u32, is_rested: bool) {
+    pub(crate) fn set_uncounted(&self, handle: u32, is_uncounted: bool) {
         if self.process_record(handle).is_some() {
-            let place = offset_of!(layout::Process, is_rested);
+            let place = offset_of!(layout::Process, is_uncounted);
             let word = self.processes.word(layout::index_of_handle(handle), place);
-            word.store(is_rested.into(), Ordering::Release);
-            let observed = !is_rested;
+            word.store(is_uncounted.into(), Ordering::Release);
+            let observed = !is_uncounted;
             self.trace_coverage(CoverageChange::Process { handle, observed });
         }
     }
@@ -385,7 +385,7 @@ impl Kernel {
             self.invalidate_handle(record);
         }
         // This call takes longer than any BPF program runs, so no program still uses what is freed after it.
-        probes::forget(self, handles)?;
+        probes::delete_entries(self, handles)?;
         for record in &records {
             let histograms = record.histograms.into_iter().filter(|index| *index != 0);
             let mut freed = 0;
@@ -525,7 +525,7 @@ impl Kernel {
     }
 }
 
-impl Drop for Kernel {
+impl Drop for KernelPrograms {
     fn drop(&mut self) {
         // Without tracepoints no program writes a hint after hints were cleared. Probes are detached already.
         self.tracepoints.clear();
@@ -538,7 +538,7 @@ impl Drop for Kernel {
 /// Chooses the programs of a rung, and the parts that the options ask for.
 fn choose_parts(
     object: &mut OpenObject,
-    rung: Rung,
+    rung: UprobeKind,
     options: &ObserverOptions,
 ) -> libbpf_rs::Result<()> {
     for mut program in object.progs_mut() {
@@ -546,11 +546,11 @@ fn choose_parts(
         let other_rung = name.starts_with("call_") && !rung.program_names().contains(&&*name);
         program.set_autoload(!other_rung);
     }
-    if options.traces {
+    if options.traces_events {
         EventTrace::enable_in_object(object)?;
     }
     if !options.samples_phases {
-        optional_parts::leave_out_part(object, &sampled_phases::PROGRAMS)?;
+        optional_parts::leave_out_part(object, &sampled_phases::SAMPLING_PROGRAMS)?;
     }
     if options.hints.is_none() {
         optional_parts::leave_out_part(object, &hints::OPTIONAL_PARTS)?;
@@ -564,7 +564,7 @@ fn choose_parts(
 
 /// An error about the hints at a path.
 fn hints_error_at(path: &Path) -> impl Fn(String) -> ObserveError {
-    |reason| ObserveError::Hints {
+    |reason| ObserveError::HintsUnusable {
         path: path.to_owned(),
         reason,
     }
@@ -585,9 +585,9 @@ fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<Program
 }
 
 /// Whether launches usually follow a call of this function.
-fn begins_launches(symbol: usize) -> bool {
+fn precedes_launches(symbol: usize) -> bool {
     let symbol = &SYMBOLS[symbol];
-    symbol.kind == CallKind::Copy(Direction::HostToDevice) || symbol.begins_backward()
+    symbol.kind == CallKind::Copy(CopyDirection::HostToDevice) || symbol.begins_backward()
 }
 
 fn find_map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {

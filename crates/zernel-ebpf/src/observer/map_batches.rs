@@ -63,12 +63,12 @@ fn for_each_entry<K: FromBytes, V: FromBytes>(
     let mut position = None;
     loop {
         let next = match batch.read(map, position)? {
-            BatchEnd::TooSmall => {
+            BatchEnd::BufferTooSmall => {
                 batch = EntryBatch::new(map, batch.capacity * 2);
                 continue;
             }
-            BatchEnd::Next(next) => Some(next),
-            BatchEnd::Last => None,
+            BatchEnd::MoreFrom(next) => Some(next),
+            BatchEnd::NoMore => None,
         };
         let keys = batch.keys.chunks_exact(key_bytes);
         let values = batch.values.chunks_exact(value_bytes);
@@ -101,11 +101,11 @@ struct EntryBatch {
 /// How a batch ended.
 enum BatchEnd {
     /// The map may have more entries, from this position on.
-    Next(u32),
+    MoreFrom(u32),
     /// This batch was the last one.
-    Last,
+    NoMore,
     /// The buffer is too small for the entries of one bucket.
-    TooSmall,
+    BufferTooSmall,
 }
 
 impl EntryBatch {
@@ -139,11 +139,11 @@ impl EntryBatch {
         };
         self.count = count as usize;
         if result == 0 {
-            return Ok(BatchEnd::Next(next));
+            return Ok(BatchEnd::MoreFrom(next));
         }
         match Errno::from_raw_os_error(-result) {
-            Errno::NOENT => Ok(BatchEnd::Last),
-            Errno::NOSPC => Ok(BatchEnd::TooSmall),
+            Errno::NOENT => Ok(BatchEnd::NoMore),
+            Errno::NOSPC => Ok(BatchEnd::BufferTooSmall),
             error => Err(error.into()),
         }
     }

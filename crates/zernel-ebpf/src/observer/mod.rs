@@ -8,7 +8,7 @@
 //! | `file_changes` | notices when one of these files is written to or removed |
 //! | `process_table`, `process`, `past_durations` | the observed processes, and what stays of exited ones |
 //! | `governor`, `alarm` | keep the overhead of the probes within a budget |
-//! | `process_rests` | stops observing processes whose overhead exceeds the ceiling |
+//! | `process_exclusions` | stops observing processes whose overhead exceeds the ceiling |
 //! | `suspension` | detaches all probes on request |
 //! | `estimate` | launches per step and calls of sampled functions, with their intervals |
 //! | `describe_snapshot` | everything as a snapshot |
@@ -45,7 +45,7 @@ mod optional_parts;
 mod past_durations;
 mod pinned_map;
 mod process;
-mod process_rests;
+mod process_exclusions;
 mod process_table;
 mod sampled_phases;
 mod shared_state;
@@ -66,13 +66,13 @@ pub use event_trace::{CoverageChange, TraceItem, TracedEvent, TracedProcess};
 pub use found_functions::AttachMode;
 use governor::{GovernedParts, Governor};
 pub use governor::{GovernorOptions, ProbeCost};
-pub(crate) use kernel::Kernel;
+pub(crate) use kernel::KernelPrograms;
 #[cfg(test)]
 pub(crate) use kernel::OBSERVE_OBJECT;
-pub use kernel::Rung;
+pub use kernel::UprobeKind;
 pub use observer_thread::{ObserverRequests, ObserverThread, PublishedSnapshot};
 pub use process::{CallCount, ObservedProcess, ProcessCost, ProcessCoverage, ProcessPhases};
-use process_rests::Rests;
+use process_exclusions::ProcessExclusions;
 use process_table::{ProcessTable, ReadContext};
 use rustix::process::{Resource, Rlimit};
 use sampled_phases::SampledProcesses;
@@ -94,7 +94,7 @@ macro_rules! attach_context {
         AttachContext {
             kernel: &$observer.kernel,
             governor: &$observer.governor,
-            is_off: $observer.is_suspended,
+            are_probes_off: $observer.is_suspended,
         }
     };
 }
@@ -121,7 +121,7 @@ macro_rules! governed {
             attachment: &mut $observer.attachment,
             processes: &mut $observer.processes,
             gpus: &$observer.gpu_facts,
-            is_off: $observer.is_suspended,
+            are_probes_off: $observer.is_suspended,
         }
     };
 }
@@ -137,7 +137,7 @@ pub enum ObserveError {
     Load(#[source] libbpf_rs::Error),
     /// Hints cannot be written.
     #[error("the hints at {path} cannot be used: {reason}", path = .path.display())]
-    Hints {
+    HintsUnusable {
         /// Path of the pinned map.
         path: PathBuf,
         /// Why.
@@ -145,13 +145,13 @@ pub enum ObserveError {
     },
     /// A map cannot be read.
     #[error("the BPF maps cannot be read ({})", innermost_reason(.0))]
-    Read(#[source] libbpf_rs::Error),
+    ReadMap(#[source] libbpf_rs::Error),
     /// The event descriptor cannot be created.
     #[error("the observer cannot wait for events ({0}); raise the limit on open files (ulimit -n)")]
-    Wait(#[from] rustix::io::Errno),
+    NoEventDescriptor(#[from] rustix::io::Errno),
     /// A thread that borrowed the observer panicked.
     #[error("the observer is unusable: a thread that borrowed it panicked")]
-    NotReturned,
+    BorrowerPanicked,
     /// Processes cannot be discovered.
     #[error(transparent)]
     Discovery(#[from] DiscoveryError),
@@ -161,11 +161,11 @@ pub enum ObserveError {
 #[derive(Debug, Clone)]
 pub struct ObserverOptions {
     /// Kinds of uprobes to try, best first.
-    pub rungs: Vec<Rung>,
+    pub rungs: Vec<UprobeKind>,
     /// Libraries to attach to at the start, before any process maps them.
     pub libraries: Vec<PathBuf>,
     /// Grace period: how long a process is still exported after it exited.
-    pub grace: Duration,
+    pub grace_period: Duration,
     /// How many processes of one tenant are still exported after they exited.
     pub max_exited: usize,
     /// Budget and ceiling of the overhead.
@@ -179,22 +179,22 @@ pub struct ObserverOptions {
     /// Whether decisions of a scheduler are counted; see [`Observer::decisions`].
     pub counts_decisions: bool,
     /// Whether events are traced; see [`Observer::take_trace`].
-    pub traces: bool,
+    pub traces_events: bool,
 }
 
 impl Default for ObserverOptions {
     fn default() -> Self {
         Self {
-            rungs: Rung::LADDER.to_vec(),
+            rungs: UprobeKind::BEST_FIRST.to_vec(),
             libraries: Vec::new(),
-            grace: Duration::from_secs(60),
+            grace_period: Duration::from_secs(60),
             max_exited: 256,
             governor: GovernorOptions::default(),
             pins: PIN_DIRECTORY.into(),
             hints: None,
             samples_phases: false,
             counts_decisions: false,
-            traces: false,
+            traces_events: false,
         }
     }
 }
@@ -263,16 +263,16 @@ pub struct Observer {
     gpus: Gpus,
     gpu_facts: Vec<GpuFacts>,
     /// When the utilization of the GPUs was last read.
-    utilization_read: Instant,
+    utilization_read_at: Instant,
     /// A descriptor that is readable when there are process events, file changes or alarms.
     events: OwnedFd,
     has_unread_alarm: bool,
     /// Whether all probes are detached on request.
     is_suspended: bool,
-    rests: Rests,
+    exclusions: ProcessExclusions,
     /// The processes whose phases are sampled; `None` if none may be.
     sampled: Option<SampledProcesses>,
-    kernel: Kernel,
+    kernel: KernelPrograms,
 }
 
 impl Observer {
@@ -283,9 +283,9 @@ impl Observer {
         let discovery = Discovery::start()?;
         raise_descriptor_limit();
         let tracker = TrackerConfig::default();
-        let kernel = Kernel::load(options, &tracker)?;
+        let kernel = KernelPrograms::load(options, &tracker)?;
         let governor = Governor::with_measured_cost(&kernel, options.governor);
-        kernel.forget_own_process().map_err(ObserveError::Read)?;
+        kernel.forget_own_process().map_err(ObserveError::ReadMap)?;
         let gpus = Gpus::open();
         let attachment = LibraryAttachments::new()?;
         let mut observer = Self {
@@ -295,21 +295,21 @@ impl Observer {
                 kernel.alarm.as_fd(),
             ])?,
             attachment,
-            processes: ProcessTable::new(options.grace, options.max_exited),
+            processes: ProcessTable::new(options.grace_period, options.max_exited),
             discovery,
             governor,
             gpu_facts: gpus.read_facts(),
-            utilization_read: Instant::now(),
+            utilization_read_at: Instant::now(),
             gpus,
             has_unread_alarm: false,
             is_suspended: false,
-            rests: Rests::new(options.governor.first_rest),
+            exclusions: ProcessExclusions::new(options.governor.first_exclusion),
             sampled: options.samples_phases.then(SampledProcesses::default),
             kernel,
         };
         observer.attach_libraries(&options.libraries);
         observer.scan()?;
-        observer.attachment.remember_running();
+        observer.attachment.remember_running_processes();
         Ok(observer)
     }
 
@@ -324,12 +324,13 @@ impl Observer {
             }
         }
         let until = Instant::now() + MAX_START_WAIT;
-        self.attachment.work_on_queue(until, attach_context!(self));
+        self.attachment
+            .take_finished_files(until, attach_context!(self));
     }
 
     /// The kind of uprobes in use.
     #[must_use]
-    pub fn rung(&self) -> Rung {
+    pub fn rung(&self) -> UprobeKind {
         self.kernel.rung
     }
 
@@ -347,7 +348,7 @@ impl Observer {
     /// Handles process events and file changes: attaches to libraries that were mapped, detaches from libraries that
     /// were written to.
     pub fn discover(&mut self) -> Result<(), ObserveError> {
-        if self.attachment.take_changes() {
+        if self.attachment.take_file_change() {
             self.drop_changed_files();
         }
         self.has_unread_alarm |= self.kernel.alarm.had_alarm_since_last_call();
@@ -367,14 +368,14 @@ impl Observer {
         self.drop_changed_files();
         self.refresh_gpus();
         let refreshed = self.kernel.tenants.refresh_lookup_tables();
-        refreshed.map_err(ObserveError::Read)?;
-        self.adopt()
+        refreshed.map_err(ObserveError::ReadMap)?;
+        self.adopt_existing_tasks()
     }
 
     fn drop_changed_files(&mut self) {
         let users = self.attachment.drop_changed_files();
         if !users.is_empty() {
-            self.kernel.note_detached();
+            self.kernel.record_detach_time();
         }
         self.processes.mark_incomplete(&users);
     }
@@ -387,9 +388,9 @@ impl Observer {
     /// Reads the utilization of all GPUs.
     pub(crate) fn refresh_utilization(&mut self) {
         let now = Instant::now();
-        let since = now - self.utilization_read;
+        let since = now - self.utilization_read_at;
         self.gpus.refresh_utilization(&mut self.gpu_facts, since);
-        self.utilization_read = now;
+        self.utilization_read_at = now;
     }
 
     /// Reads utilization and memory of all GPUs, publishes which processes use them, and chooses the sampled ones.
@@ -407,11 +408,11 @@ impl Observer {
     }
 
     /// Observes the threads and children that observed processes had before they were observed. Threads and children
-    /// that are created later are observed from their start. Call `adopt` when a process is new, and regularly.
-    pub fn adopt(&self) -> Result<(), ObserveError> {
+    /// that are created later are observed from their start. Call `adopt_existing_tasks` when a process is new, and regularly.
+    pub fn adopt_existing_tasks(&self) -> Result<(), ObserveError> {
         self.kernel
             .adopt_existing_tasks()
-            .map_err(ObserveError::Read)
+            .map_err(ObserveError::ReadMap)
     }
 
     /// Path of the pinned map of task states, or the reason why the map is not pinned.
@@ -421,21 +422,21 @@ impl Observer {
 
     /// The state of a thread, as a scheduler sees it; `None` if it belongs to no ML process.
     pub fn task_state(&self, tid: u32) -> Result<Option<RawTaskState>, ObserveError> {
-        self.kernel.task_state(tid).map_err(ObserveError::Read)
+        self.kernel.task_state(tid).map_err(ObserveError::ReadMap)
     }
 
     /// The states of all threads of ML processes.
     pub fn task_states(&self) -> Result<Vec<RawTaskState>, ObserveError> {
-        self.kernel.task_states().map_err(ObserveError::Read)
+        self.kernel.task_states().map_err(ObserveError::ReadMap)
     }
 
     /// Reads the counts of all processes from the kernel.
     pub fn read_counts(&mut self) -> Result<(), ObserveError> {
         // The trace is read before the handles of exited processes are freed.
-        self.read_trace().map_err(ObserveError::Read)?;
+        self.read_trace().map_err(ObserveError::ReadMap)?;
         let read = self.processes.read_processes(read_context!(self));
-        read.map_err(ObserveError::Read)?;
-        self.attachment.end_round();
+        read.map_err(ObserveError::ReadMap)?;
+        self.attachment.forget_exited_identities();
         Ok(())
     }
 
@@ -451,9 +452,9 @@ impl Observer {
     /// while if it stays above the ceiling.
     pub fn govern(&mut self) {
         for handle in self.governor.govern(governed!(self)) {
-            self.rest_with_private_files(handle);
+            self.exclude_with_private_files(handle);
         }
-        self.end_rests();
+        self.end_exclusions();
         self.skip_processes_without_probes();
     }
 
@@ -502,9 +503,9 @@ impl Observer {
         if self.is_suspended {
             problems.push(suspension::PAUSED_REASON.to_owned());
         }
-        problems.extend(self.rests.describe_rests());
+        problems.extend(self.exclusions.describe_exclusions());
         let files = self.attachment.files.iter();
-        problems.extend(files.filter_map(attached_files::AttachedFile::describe_wait));
+        problems.extend(files.filter_map(attached_files::AttachedFile::describe_wait_for_scan));
         problems.extend(self.sampled.as_ref().and_then(SampledProcesses::problem));
         for (cause, lost) in self.losses().by_cause() {
             if lost > 0 && !cause.starts_with("refused_") {
@@ -512,7 +513,7 @@ impl Observer {
             }
         }
         problems.extend(self.kernel.tenants.describe_refusals());
-        problems.extend(self.attachment.shares_problem());
+        problems.extend(self.attachment.describe_exceeded_shares());
         problems
     }
 
@@ -521,7 +522,7 @@ impl Observer {
         self.kernel
             .tenants
             .tenant_count()
-            .map_err(ObserveError::Read)
+            .map_err(ObserveError::ReadMap)
     }
 
     /// Entries of BPF maps that were visited so far to delete those of exited processes and of destroyed CUDA contexts.

@@ -94,7 +94,7 @@ impl ObserverThread {
         let rounds = RoundLoop {
             events: observer
                 .discovery_descriptor()
-                .map_err(|error| ObserveError::Read(error.into()))?,
+                .map_err(|error| ObserveError::ReadMap(error.into()))?,
             interval,
             published: Arc::clone(&published),
             requests: received,
@@ -108,7 +108,7 @@ impl ObserverThread {
             requests,
             wake,
             stop,
-            thread: Some(thread.map_err(|error| ObserveError::Read(error.into()))?),
+            thread: Some(thread.map_err(|error| ObserveError::ReadMap(error.into()))?),
         })
     }
 
@@ -234,33 +234,33 @@ struct RoundLoop {
 
 /// When each kind of work is due.
 struct DueTimes {
-    read: Instant,
-    govern: Instant,
-    alarm: Instant,
-    scan: Instant,
-    gpus: Instant,
-    utilization: Instant,
-    sample: Instant,
+    next_read: Instant,
+    next_govern: Instant,
+    next_alarm: Instant,
+    next_scan: Instant,
+    next_gpus: Instant,
+    next_utilization: Instant,
+    next_sample: Instant,
 }
 
 impl DueTimes {
     fn new(interval: Duration) -> Self {
         let now = Instant::now();
         Self {
-            read: now + interval,
-            govern: now + GOVERN_INTERVAL,
-            alarm: now,
-            scan: now + SCAN_INTERVAL,
-            gpus: now + GPU_INTERVAL,
-            utilization: now + UTILIZATION_INTERVAL,
-            sample: now,
+            next_read: now + interval,
+            next_govern: now + GOVERN_INTERVAL,
+            next_alarm: now,
+            next_scan: now + SCAN_INTERVAL,
+            next_gpus: now + GPU_INTERVAL,
+            next_utilization: now + UTILIZATION_INTERVAL,
+            next_sample: now,
         }
     }
 }
 
 impl RoundLoop {
     fn run_until_stopped(self, observer: Observer) -> Result<Observer, ObserveError> {
-        child_task::end_waits_on(Arc::clone(&self.stop));
+        child_task::set_thread_stop_flag(Arc::clone(&self.stop));
         let result = self.run_rounds(observer);
         let end = result.as_ref().err().map(ToString::to_string);
         let _ = self.published.end_reason.set(end.unwrap_or_default());
@@ -271,24 +271,24 @@ impl RoundLoop {
         let mut due = DueTimes::new(self.interval);
         while !self.stop.load(Ordering::Relaxed) {
             let turn = observer.next_window_change();
-            let mut until = due.read.min(due.govern);
+            let mut until = due.next_read.min(due.next_govern);
             if observer.has_gpus() {
-                until = until.min(due.utilization);
+                until = until.min(due.next_utilization);
             }
             if observer.has_sampled_processes() {
-                until = until.min(due.sample);
+                until = until.min(due.next_sample);
             }
             self.wait_for_event(turn.map_or(until, |turn| turn.min(until)));
             for loan in self.requests.try_iter() {
                 observer = loan
                     .lend_observer(observer)
-                    .ok_or(ObserveError::NotReturned)?;
+                    .ok_or(ObserveError::BorrowerPanicked)?;
             }
             observer.discover()?;
-            if observer.had_alarm_since_last_call() && Instant::now() >= due.alarm {
-                due.read = Instant::now();
-                due.govern = due.read;
-                due.alarm = due.read + MIN_ALARM_INTERVAL;
+            if observer.had_alarm_since_last_call() && Instant::now() >= due.next_alarm {
+                due.next_read = Instant::now();
+                due.next_govern = due.next_read;
+                due.next_alarm = due.next_read + MIN_ALARM_INTERVAL;
             }
             self.do_what_is_due(&mut observer, &mut due)?;
             detach_links(observer.open_or_close_window());
@@ -303,31 +303,31 @@ impl RoundLoop {
         due: &mut DueTimes,
     ) -> Result<(), ObserveError> {
         let is_due = |time: Instant| Instant::now() >= time;
-        if is_due(due.read) || is_due(due.govern) {
+        if is_due(due.next_read) || is_due(due.next_govern) {
             observer.read_counts()?;
-            if is_due(due.govern) {
+            if is_due(due.next_govern) {
                 observer.govern();
-                due.govern = Instant::now() + GOVERN_INTERVAL;
+                due.next_govern = Instant::now() + GOVERN_INTERVAL;
                 observer.refresh_identities();
             }
             self.published.publish_snapshot(observer);
-            due.read = Instant::now() + self.interval;
+            due.next_read = Instant::now() + self.interval;
         }
-        if observer.has_gpus() && is_due(due.utilization) {
+        if observer.has_gpus() && is_due(due.next_utilization) {
             observer.refresh_utilization();
-            due.utilization = Instant::now() + UTILIZATION_INTERVAL;
+            due.next_utilization = Instant::now() + UTILIZATION_INTERVAL;
         }
-        if is_due(due.sample) {
+        if is_due(due.next_sample) {
             observer.sample_phases();
-            due.sample = Instant::now() + SAMPLE_INTERVAL;
+            due.next_sample = Instant::now() + SAMPLE_INTERVAL;
         }
-        if is_due(due.gpus) {
+        if is_due(due.next_gpus) {
             observer.refresh_gpus();
-            due.gpus = Instant::now() + GPU_INTERVAL;
+            due.next_gpus = Instant::now() + GPU_INTERVAL;
         }
-        if is_due(due.scan) {
+        if is_due(due.next_scan) {
             observer.scan()?;
-            due.scan = Instant::now() + SCAN_INTERVAL;
+            due.next_scan = Instant::now() + SCAN_INTERVAL;
         }
         Ok(())
     }

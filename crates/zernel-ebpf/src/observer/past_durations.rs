@@ -68,14 +68,14 @@ impl PastDurations {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::probes::Operation;
+    use crate::probes::NcclOperation;
 
     #[test]
     fn the_number_of_users_is_bounded_and_no_duration_is_lost() {
         let mut one = LatencyHistogram::default();
         one.record(1000);
         let mut past = PastDurations::default();
-        let family = DurationKind::Enqueue(Operation::ALL[0]);
+        let family = DurationKind::Enqueue(NcclOperation::ALL[0]);
         for user in 0..10_000 {
             past.add_durations_of_user(Some(user), family, &one);
         }

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zernel_phase::shared::{NO_GPU, RawTaskState, RawTracker, training_loop_evidence};
-use zernel_phase::steps::{Launches, Mark, MarkClass, StepDetector};
+use zernel_phase::steps::{Launches, StepDetector, StepMark, StepMarkClass};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
 use super::estimate::ConfidenceInterval;
 use super::governor::{Governor, WindowSpans};
 use super::histogram_reader::HistogramReader;
-use super::kernel::Kernel;
+use super::kernel::KernelPrograms;
 use super::tenants::TenantId;
 use crate::discovery::ProcessKey;
 use crate::probes::{
@@ -45,10 +45,10 @@ pub struct ProcessPhases {
     /// The training thread.
     pub tid: u32,
     /// The phase that the training thread is in now.
-    pub current: WorkloadPhase,
+    pub current_phase: WorkloadPhase,
     /// Time that the process has spent in each phase so far, including earlier training threads.
-    pub times: PhaseTimeAccumulator,
-    /// The part of `times` that belongs to threads that have exited, in nanoseconds.
+    pub phase_times: PhaseTimeAccumulator,
+    /// The part of `phase_times` that belongs to threads that have exited, in nanoseconds.
     pub exited_ns: u64,
 }
 
@@ -60,7 +60,7 @@ pub struct ObservedProcess {
     /// When the process started, in nanoseconds since boot.
     pub start_ns: u64,
     /// Time of the first event of the process, in nanoseconds of CLOCK_MONOTONIC.
-    pub first_ns: u64,
+    pub first_event_ns: u64,
     /// When the process exited, in nanoseconds of CLOCK_MONOTONIC.
     pub ended_ns: Option<u64>,
     /// How much of the life of the process was observed.
@@ -97,7 +97,7 @@ pub struct ObservedProcess {
     /// Time in each phase of exited threads.
     exited_phases_ns: [u64; 5],
     /// Whether some calls of the process were not observed.
-    had_gap: bool,
+    had_unobserved_time: bool,
     /// How long no call of the process was observed, in the times before `not_observed_since_ns`.
     not_observed_ns: u64,
     /// Since when no call of the process is observed; `None` while its calls are observed.
@@ -123,9 +123,9 @@ impl ObservedProcess {
         Self {
             pid: raw.pid,
             start_ns: raw.start_ns,
-            first_ns: raw.first_ns,
+            first_event_ns: raw.first_event_ns,
             ended_ns: None,
-            coverage: ProcessCoverage::Since(raw.first_ns),
+            coverage: ProcessCoverage::Since(raw.first_event_ns),
             is_loader: false,
             first_device: NO_GPU,
             uses_several_devices: false,
@@ -137,11 +137,11 @@ impl ObservedProcess {
             phases: None,
             exited_phases_ns: [0; 5],
             steps: StepDetector::default(),
-            counts: CallCounts::new(raw.first_ns),
+            counts: CallCounts::new(raw.first_event_ns),
             overhead: ProcessOverhead::default(),
             devices: VisibleDevices::default(),
             trainer: 0,
-            had_gap: false,
+            had_unobserved_time: false,
             not_observed_ns: 0,
             not_observed_since_ns: None,
             awaits_probes: false,
@@ -149,22 +149,22 @@ impl ObservedProcess {
             has_torch_probes: false,
             window_spans: WindowSpans::default(),
             hits: 0,
-            last_mark_ns: raw.first_ns,
+            last_mark_ns: raw.first_event_ns,
             durations: BTreeMap::new(),
         }
     }
 
     /// Reads the record, the counters and the histograms of the process from the kernel.
-    pub(super) fn read(&mut self, kernel: &Kernel, raw: &layout::Process) {
+    pub(super) fn read(&mut self, kernel: &KernelPrograms, raw: &layout::Process) {
         self.ended_ns = (raw.ended_ns != 0).then_some(raw.ended_ns);
         self.hits = raw.hits;
         self.trainer = raw.trainer;
         self.exited_phases_ns = raw.phase_ns;
         self.is_loader = raw.flags & layout::Process::IS_LOADER != 0;
         self.first_device = raw.device;
-        self.uses_several_devices = raw.flags & layout::Process::SEVERAL_DEVICES != 0;
+        self.uses_several_devices = raw.flags & layout::Process::OPENED_SEVERAL_DEVICES != 0;
         self.announces_steps = raw.flags & layout::Process::ANNOUNCES_STEPS != 0;
-        if raw.flags & layout::Process::SAW_INIT != 0 && !self.had_gap {
+        if raw.flags & layout::Process::SAW_DRIVER_INIT != 0 && !self.had_unobserved_time {
             self.coverage = ProcessCoverage::Complete;
         }
         let loads = raw.flags & layout::Process::IS_LOADER != 0;
@@ -183,7 +183,7 @@ impl ObservedProcess {
             };
             let (reader, total) = self.durations.entry(family).or_default();
             let times = kernel.histograms.read(slot as usize);
-            reader.add_new(&times, Arc::make_mut(total));
+            reader.add_new_durations(&times, Arc::make_mut(total));
         }
     }
 
@@ -205,7 +205,7 @@ impl ObservedProcess {
     }
 
     /// Adds an event that may separate two steps.
-    pub(super) fn add_step_mark(&mut self, raw: &layout::StepMark, governor: &Governor) {
+    pub(super) fn add_step_mark(&mut self, raw: &layout::RawStepMark, governor: &Governor) {
         let (from_ns, count) = (self.last_mark_ns, raw.launches.into());
         let launches = if raw.launches == u16::MAX {
             Launches::Unknown
@@ -217,26 +217,26 @@ impl ObservedProcess {
             Launches::Unknown
         };
         self.last_mark_ns = raw.at_ns;
-        let classes = MarkClass::ALL.into_iter().enumerate();
-        let missing = classes.filter(|(bit, _)| raw.missing >> bit & 1 != 0);
-        let missing: Vec<MarkClass> = missing.map(|(_, class)| class).collect();
+        let classes = StepMarkClass::ALL.into_iter().enumerate();
+        let missing = classes.filter(|(bit, _)| raw.missing_classes >> bit & 1 != 0);
+        let missing: Vec<StepMarkClass> = missing.map(|(_, class)| class).collect();
         if !missing.is_empty() {
-            self.steps.gap(&missing);
+            self.steps.record_gap(&missing);
         }
-        if let Some(mark) = Mark::from_number(raw.mark) {
-            self.steps.mark(mark, raw.at_ns, launches);
+        if let Some(mark) = StepMark::from_number(raw.mark) {
+            self.steps.record_mark(mark, raw.at_ns, launches);
         }
     }
 
     /// Passes the step detector the marks that are sampled: they do not occur in every step. An announced optimizer step is a
     /// mark that is never sampled.
     pub(super) fn update_sampled_marks(&mut self) {
-        let is_sampled = |mark: &Mark| {
-            let is_announced = *mark == Mark::Optimizer && self.announces_steps;
+        let is_sampled = |mark: &StepMark| {
+            let is_announced = *mark == StepMark::Optimizer && self.announces_steps;
             let is_wanted = |function: &ProbedFunction| function.mark == Some(*mark);
             !is_announced && self.counts.has_called_sampled(is_wanted)
         };
-        let sampled: Vec<Mark> = Mark::ALL.into_iter().filter(is_sampled).collect();
+        let sampled: Vec<StepMark> = StepMark::ALL.into_iter().filter(is_sampled).collect();
         self.steps.ignore_marks(&sampled);
     }
 
@@ -283,8 +283,8 @@ impl ObservedProcess {
                 let tid = before.map_or(self.pid, |phases| phases.tid);
                 self.phases = Some(ProcessPhases {
                     tid,
-                    current: WorkloadPhase::Unknown,
-                    times,
+                    current_phase: WorkloadPhase::Unknown,
+                    phase_times: times,
                     exited_ns,
                 });
             }
@@ -297,8 +297,8 @@ impl ObservedProcess {
         self.count_helper_waits(&mut times);
         self.phases = Some(ProcessPhases {
             tid: driver.pid,
-            current,
-            times,
+            current_phase: current,
+            phase_times: times,
             exited_ns,
         });
     }
@@ -321,7 +321,7 @@ impl ObservedProcess {
     pub(super) fn end_sampling(&mut self) {
         let ended_ns = self.ended_ns.unwrap_or_else(super::monotonic_ns);
         self.counts.end_all_sampling(ended_ns, &self.steps);
-        self.probes.exit();
+        self.probes.release_on_exit();
     }
 
     /// The histogram of one kind of durations.
@@ -387,8 +387,13 @@ impl ObservedProcess {
 
     /// Marks these functions as sampled from the start of the process on. `window_from_ns` is since when calls are counted
     /// in the open window of the process; `None` if none is open.
-    pub(super) fn join_sampling(&mut self, symbols: &[usize], window_from_ns: Option<u64>) {
-        self.counts.join_sampling(symbols, window_from_ns.is_some());
+    pub(super) fn mark_sampled_from_start(
+        &mut self,
+        symbols: &[usize],
+        window_from_ns: Option<u64>,
+    ) {
+        self.counts
+            .mark_sampled_from_start(symbols, window_from_ns.is_some());
         if let Some(from_ns) = window_from_ns {
             self.window_spans.open(from_ns);
         }
@@ -405,7 +410,7 @@ impl ObservedProcess {
             self.counts.discard_window();
         }
         // If a process began in a window, only the part of the window after that counts for the process.
-        let span = (from_ns.max(self.first_ns), to_ns);
+        let span = (from_ns.max(self.first_event_ns), to_ns);
         let cost_ns = self.overhead.busiest_share() * cost_ns;
         self.counts
             .close_window(counters, span, cost_ns, &mut self.steps);
@@ -446,8 +451,8 @@ impl ObservedProcess {
     }
 
     /// Whether the calls of the process are not counted for a while.
-    pub(super) fn is_skipped(&self) -> bool {
-        self.overhead.is_rested || self.awaits_probes
+    pub(super) fn is_uncounted(&self) -> bool {
+        self.overhead.is_excluded || self.awaits_probes
     }
 
     /// How long no call of the process was observed, in all times up to `now_ns`.
@@ -461,17 +466,17 @@ impl ObservedProcess {
         if self.coverage == ProcessCoverage::Complete {
             self.coverage = ProcessCoverage::Since(now_ns);
         }
-        self.had_gap = true;
+        self.had_unobserved_time = true;
     }
 
     /// Records that the calls of the process are counted again, after all probes were detached.
     pub(super) fn resume_counting(&mut self, now_ns: u64) {
         self.coverage = ProcessCoverage::Since(now_ns);
-        self.had_gap = true;
+        self.had_unobserved_time = true;
         self.not_observed_ns = self.not_observed_ns(now_ns);
         self.not_observed_since_ns = None;
         self.counts.set_paused(false, now_ns, &self.steps);
-        self.steps.gap(&MarkClass::ALL);
+        self.steps.record_gap(&StepMarkClass::ALL);
     }
 
     /// Whether any function that the process calls is or was sampled.

@@ -4,14 +4,14 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use zernel_model::gpu::{GpuFacts, ProcessMemory};
+use zernel_model::gpu::{GpuFacts, ProcessGpuMemory};
 use zernel_model::snapshot::ExitedRankTimes;
 
 use super::attachment::LibraryAttachments;
 use super::found_functions::AttachMode;
 use super::governor::{Governor, set_misses_window};
 use super::identity_reader::{self, IdentityReader};
-use super::kernel::Kernel;
+use super::kernel::KernelPrograms;
 use super::monotonic_ns;
 use super::past_durations::PastDurations;
 use super::process::ObservedProcess;
@@ -42,7 +42,7 @@ pub(super) struct ProcessTable {
     helpers: BTreeSet<(u32, u64)>,
     identity_reader: IdentityReader,
     /// Number of rounds since the identities of all processes were last read anew.
-    identity_age: usize,
+    rounds_since_identity_refresh: usize,
     grace_period: Duration,
     /// The most exited processes of one tenant that are exported.
     max_exited: usize,
@@ -51,7 +51,7 @@ pub(super) struct ProcessTable {
 /// The parts of the observer that the process table reads from: kernel, governor, attached libraries and GPUs.
 #[derive(Clone, Copy)]
 pub(super) struct ReadContext<'a> {
-    pub(super) kernel: &'a Kernel,
+    pub(super) kernel: &'a KernelPrograms,
     pub(super) governor: &'a Governor,
     pub(super) attachment: &'a LibraryAttachments,
     pub(super) gpus: &'a [GpuFacts],
@@ -69,7 +69,7 @@ impl ProcessTable {
             new_handles: BTreeSet::new(),
             helpers: BTreeSet::new(),
             identity_reader: IdentityReader::default(),
-            identity_age: 0,
+            rounds_since_identity_refresh: 0,
             grace_period: grace,
             max_exited,
         }
@@ -91,7 +91,7 @@ impl ProcessTable {
             if record.dataload.helper != 0 {
                 helpers.insert((record.handle, record.dataload.helper));
             }
-            self.add_if_new(&record, context);
+            self.add_process_if_new(&record, context);
             if let Some(process) = self.running.get_mut(&record.handle) {
                 process.read(kernel, &record);
             }
@@ -121,9 +121,9 @@ impl ProcessTable {
     /// Passes the GPU that each process uses to the kernel, which publishes the GPU with the task states.
     pub(super) fn publish_gpus(
         &self,
-        kernel: &Kernel,
+        kernel: &KernelPrograms,
         gpus: &[GpuFacts],
-        gpu_processes: &[ProcessMemory],
+        gpu_processes: &[ProcessGpuMemory],
     ) {
         for (handle, process) in &self.running {
             let gpus = ProcessGpus::new(process, gpus, gpu_processes);
@@ -133,21 +133,22 @@ impl ProcessTable {
     }
 
     /// Adds a process if it is new.
-    fn add_if_new(&mut self, record: &layout::Process, context: ReadContext<'_>) {
+    fn add_process_if_new(&mut self, record: &layout::Process, context: ReadContext<'_>) {
         let handle = record.handle;
         if self.retired_handles.contains(&handle) || self.running.contains_key(&handle) {
             return;
         }
-        let mut process = ObservedProcess::new(record, context.kernel.tenants.id_of(record.tenant));
+        let mut process =
+            ObservedProcess::new(record, context.kernel.tenants.tenant_id_of(record.tenant));
         if context
             .attachment
-            .was_found_running(process.discovery_key())
+            .ran_before_observing(process.discovery_key())
         {
             process.mark_incomplete(monotonic_ns());
         }
         let governor = context.governor;
         let window = governor.open_window_of(process.discovery_key(), context.attachment);
-        process.join_sampling(&governor.sampled_symbols(), window);
+        process.mark_sampled_from_start(&governor.sampled_symbols(), window);
         let misses_window = governor.is_window_open() && window.is_none();
         set_misses_window(context.kernel, handle, &mut process, misses_window);
         self.running.insert(handle, process);
@@ -196,13 +197,13 @@ impl ProcessTable {
             process.update_sampled_marks();
         }
         let kernel = context.kernel;
-        let marks: Vec<layout::StepMark> = kernel.step_marks.take_marks()?.collect();
-        kernel.tenants.forget_marks();
+        let marks: Vec<layout::RawStepMark> = kernel.step_marks.take_marks()?.collect();
+        kernel.tenants.reset_step_mark_counts();
         for mark in marks {
             if !self.running.contains_key(&mark.process)
                 && let Some(record) = kernel.process_record(mark.process)
             {
-                self.add_if_new(&record, context);
+                self.add_process_if_new(&record, context);
             }
             if let Some(process) = self.running.get_mut(&mark.process) {
                 process.add_step_mark(&mark, context.governor);
@@ -212,7 +213,7 @@ impl ProcessTable {
     }
 
     /// Reads the phases of training threads.
-    fn read_phases(&mut self, kernel: &Kernel) -> libbpf_rs::Result<()> {
+    fn read_phases(&mut self, kernel: &KernelPrograms) -> libbpf_rs::Result<()> {
         let now_ns = monotonic_ns();
         let mut states = kernel.task_states()?;
         states.sort_by_key(|state| state.tgid);
@@ -226,7 +227,11 @@ impl ProcessTable {
     }
 
     /// Reads exited processes for the last time, frees their indices, and forgets those whose grace period is over.
-    fn retire_exited(&mut self, kernel: &Kernel, governor: &Governor) -> libbpf_rs::Result<()> {
+    fn retire_exited(
+        &mut self,
+        kernel: &KernelPrograms,
+        governor: &Governor,
+    ) -> libbpf_rs::Result<()> {
         let running = self.running.iter();
         let exited = running.filter(|(_, process)| process.ended_ns.is_some());
         let exited: Vec<u32> = exited.map(|(handle, _)| *handle).collect();
@@ -244,7 +249,7 @@ impl ProcessTable {
                 let counters = kernel.call_counters(handle);
                 governor.close_window_of(&mut process, &counters, ended_ns);
             }
-            process.measure_last_overhead(governor.call_ns(&process));
+            process.measure_last_overhead(governor.probed_call_ns(&process));
             self.exited_ranks
                 .add_exited_process(&process, record.exit_code);
             process.end_sampling();
@@ -258,7 +263,7 @@ impl ProcessTable {
     }
 
     /// Frees the indices of exited processes, except those of trainers that still have loaders.
-    fn free_indices(&mut self, kernel: &Kernel) -> libbpf_rs::Result<()> {
+    fn free_indices(&mut self, kernel: &KernelPrograms) -> libbpf_rs::Result<()> {
         let trainers: BTreeSet<u32> = self.running.values().map(|it| it.trainer).collect();
         let free: BTreeSet<u32> = self
             .retired_handles
@@ -268,7 +273,7 @@ impl ProcessTable {
         self.retired_handles.retain(|handle| !free.contains(handle));
         kernel.forget_processes(&free)?;
         kernel.tenants.update_largest();
-        kernel.tenants.free_unused()
+        kernel.tenants.free_unused_indices()
     }
 
     /// Forgets exited processes whose grace period is over.
@@ -313,11 +318,11 @@ impl ProcessTable {
     /// Reads the identities and the devices of processes anew from time to time: programs rename themselves and change
     /// their user after they start.
     pub(super) fn refresh_identities(&mut self, gpus: &[GpuFacts]) {
-        self.identity_age += 1;
-        if self.identity_age < ROUNDS_PER_IDENTITY_REFRESH {
+        self.rounds_since_identity_refresh += 1;
+        if self.rounds_since_identity_refresh < ROUNDS_PER_IDENTITY_REFRESH {
             return;
         }
-        self.identity_age = 0;
+        self.rounds_since_identity_refresh = 0;
         let keys: Vec<ProcessKey> = self
             .running
             .values()

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use zernel_model::gpu::ProcessMemory;
+use zernel_model::gpu::ProcessGpuMemory;
 
 use super::Observer;
 use super::process::ObservedProcess;
@@ -21,7 +21,7 @@ pub(super) const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 const SAMPLE_PROGRAM: &str = "sample_tasks";
 const ADMIT_PROGRAM: &str = "admit_tasks";
 /// The BPF programs that are not loaded if no phases are sampled.
-pub(super) const PROGRAMS: [&str; 2] = [SAMPLE_PROGRAM, ADMIT_PROGRAM];
+pub(super) const SAMPLING_PROGRAMS: [&str; 2] = [SAMPLE_PROGRAM, ADMIT_PROGRAM];
 
 /// The sampled processes.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl SampledProcesses {
 }
 
 /// Pids that NVML lists for exactly one GPU.
-fn pids_on_one_gpu(gpu_processes: &[ProcessMemory]) -> BTreeSet<u32> {
+fn pids_on_one_gpu(gpu_processes: &[ProcessGpuMemory]) -> BTreeSet<u32> {
     let mut gpus: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     for listed in gpu_processes {
         gpus.entry(listed.pid).or_default().insert(listed.index);
@@ -58,7 +58,7 @@ fn pids_on_one_gpu(gpu_processes: &[ProcessMemory]) -> BTreeSet<u32> {
 
 impl Observer {
     /// Chooses the processes that are sampled until the next call, and makes those of them observed that are not.
-    pub(super) fn choose_sampled_processes(&mut self, gpu_processes: &[ProcessMemory]) {
+    pub(super) fn choose_sampled_processes(&mut self, gpu_processes: &[ProcessGpuMemory]) {
         let Some(mut sampled) = self.sampled.take() else {
             return;
         };
@@ -73,7 +73,7 @@ impl Observer {
         let before = std::mem::replace(&mut sampled.by_handle, chosen.collect());
         for (handle, process) in before {
             if !sampled.by_handle.contains_key(&handle) {
-                self.end_samples(handle, process.pid);
+                self.end_sampling_of(handle, process.pid);
             }
         }
         for handle in sampled.by_handle.keys() {
@@ -92,7 +92,7 @@ impl Observer {
     /// Whether the calls of a process are seen, so that its phases need no samples.
     fn are_calls_seen(&self, process: &ObservedProcess) -> bool {
         !self.is_suspended
-            && !process.is_skipped()
+            && !process.is_uncounted()
             && process.hits() > 0
             && self.has_probed_library(process)
     }
@@ -102,7 +102,9 @@ impl Observer {
         let mapped = self.attachment.files_of(process.discovery_key());
         let mut files = self.attachment.files.iter();
         files.any(|file| {
-            mapped.contains(&file.file_number) && file.has_probes() && file.rest_reason.is_none()
+            mapped.contains(&file.file_number)
+                && file.has_probes()
+                && file.exclusion_reason.is_none()
         })
     }
 
@@ -132,23 +134,23 @@ impl Observer {
                     let result = self.kernel.run_for_process(SAMPLE_PROGRAM, process.pid);
                     sampled.refusal = result.err().map(|error| innermost_reason(&error));
                 }
-                false => self.end_samples(*handle, process.pid),
+                false => self.end_sampling_of(*handle, process.pid),
             }
             is_sampled
         });
         self.sampled = Some(sampled);
     }
 
-    /// Whether a process runs and has made no probed call since it was chosen. Calls of a rested process do not count.
+    /// Whether a process runs and has made no probed call since it was chosen. Calls of an excluded process do not count.
     fn needs_samples(&self, handle: u32, process: SampledProcess) -> bool {
         let record = self.kernel.process_record(handle);
         record.is_some_and(|record| {
-            record.ended_ns == 0 && (record.hits == process.hits || record.is_rested != 0)
+            record.ended_ns == 0 && (record.hits == process.hits || record.is_uncounted != 0)
         })
     }
 
     /// Ends the sampling of a process: its trackers decide about its phases again.
-    fn end_samples(&self, handle: u32, pid: u32) {
+    fn end_sampling_of(&self, handle: u32, pid: u32) {
         self.kernel.set_sampled_phases(handle, false);
         // A process that has exited has no threads. If the sampling of a process cannot be ended, its sampled phases
         // expire.
@@ -162,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_process_on_several_gpus_is_not_sampled() {
-        let on = |pid, index| ProcessMemory {
+        let on = |pid, index| ProcessGpuMemory {
             pid,
             index,
             bytes: None,

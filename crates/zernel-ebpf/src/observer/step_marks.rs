@@ -10,7 +10,7 @@ use crate::probes::layout;
 /// The ring buffer of step marks. A new mark does not wake the observer.
 pub(crate) struct StepMarks {
     ring: RingBuffer<'static>,
-    received: Receiver<layout::StepMark>,
+    received: Receiver<layout::RawStepMark>,
 }
 
 impl StepMarks {
@@ -18,7 +18,7 @@ impl StepMarks {
         let (sender, received) = mpsc::channel();
         let mut builder = RingBufferBuilder::new();
         builder.add(map, move |bytes| {
-            if let Ok((mark, _)) = layout::StepMark::read_from_prefix(bytes) {
+            if let Ok((mark, _)) = layout::RawStepMark::read_from_prefix(bytes) {
                 // The receiver lives as long as the ring.
                 let _ = sender.send(mark);
             }
@@ -29,7 +29,9 @@ impl StepMarks {
     }
 
     /// All marks since the last call, in the order of the kernel.
-    pub(crate) fn take_marks(&self) -> libbpf_rs::Result<impl Iterator<Item = layout::StepMark>> {
+    pub(crate) fn take_marks(
+        &self,
+    ) -> libbpf_rs::Result<impl Iterator<Item = layout::RawStepMark>> {
         self.ring.consume()?;
         Ok(self.received.try_iter())
     }

@@ -21,7 +21,7 @@ impl Observer {
         self.is_suspended = true;
         self.kernel.set_suspended(true);
         attached_files::pause_files(self.attachment.files.iter_mut());
-        self.kernel.note_detached();
+        self.kernel.record_detach_time();
         self.kernel.trace_coverage(CoverageChange::Probes(false));
     }
 
@@ -30,7 +30,7 @@ impl Observer {
         if !std::mem::take(&mut self.is_suspended) {
             return;
         }
-        attached_files::attach_each(self.attachment.files.iter_mut(), |file| {
+        attached_files::attach_each_file(self.attachment.files.iter_mut(), |file| {
             file.resume_probes(&self.kernel);
         });
         self.kernel.set_suspended(false);
@@ -47,7 +47,7 @@ impl Observer {
         let Some(process) = self.processes.running.get_mut(&handle) else {
             return;
         };
-        if process.is_skipped() || self.is_suspended {
+        if process.is_uncounted() || self.is_suspended {
             return;
         }
         let now_ns = monotonic_ns();

@@ -36,7 +36,7 @@ impl TenantTable {
     ];
 
     /// The word for the entries of this table in a sentence about refused entries.
-    fn refused_events(self) -> &'static str {
+    fn refused_entry_word(self) -> &'static str {
         match self {
             Self::Processes => "events of new processes",
             Self::Allocations => "GPU memory allocations",
@@ -99,7 +99,7 @@ pub(crate) struct TenantRegistry {
     subordinates: MappedArray<layout::SubordinateRange>,
     written_tables: Mutex<WrittenTables>,
     /// Indices that were deleted from `indices` and are not free yet: a program may have read one just before.
-    unlisted: Mutex<Vec<u32>>,
+    indices_to_free: Mutex<Vec<u32>>,
 }
 
 /// The maps that hold tenants.
@@ -128,7 +128,7 @@ impl TenantRegistry {
             parents: maps.parents,
             subordinates: MappedArray::new(&maps.subordinates, SUBORDINATE_RANGES)?,
             written_tables: Mutex::default(),
-            unlisted: Mutex::default(),
+            indices_to_free: Mutex::default(),
         };
         for index in FIRST_TENANT..TENANTS {
             tenants.free_index(index as u32)?;
@@ -170,7 +170,7 @@ impl TenantRegistry {
             let _ = self.parents.delete(key.as_bytes());
         }
         written.parents = listed;
-        let table = SubordinateUids::of_machine();
+        let table = SubordinateUids::read_from_machine();
         if written.subordinates.as_ref() != Some(&table) {
             self.write_subordinates(&table);
             written.subordinates = Some(table);
@@ -209,7 +209,7 @@ impl TenantRegistry {
     }
 
     /// The tenant with an index.
-    pub(super) fn id_of(&self, index: u32) -> TenantId {
+    pub(super) fn tenant_id_of(&self, index: u32) -> TenantId {
         // The index comes from the kernel.
         let key = self.counts.read(index as usize % TENANTS).key;
         TenantId {
@@ -245,7 +245,7 @@ impl TenantRegistry {
     }
 
     /// Lets all tenants have their share of step marks again, because all marks were read.
-    pub(super) fn forget_marks(&self) {
+    pub(super) fn reset_step_mark_counts(&self) {
         let offset = offset_of!(layout::Tenant, marks);
         for index in OTHER_TENANTS..TENANTS {
             self.counts.word(index, offset).store(0, Ordering::Relaxed);
@@ -254,10 +254,13 @@ impl TenantRegistry {
 
     /// Frees the indices of tenants without entries. A tenant that was refused something keeps its index, so that a problem
     /// can name it, until more than half of all indices are in use.
-    pub(super) fn free_unused(&self) -> libbpf_rs::Result<()> {
-        let mut unlisted = self.unlisted.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn free_unused_indices(&self) -> libbpf_rs::Result<()> {
+        let mut indices_to_free = self
+            .indices_to_free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         // An index that was unlisted in an earlier round is in use by no program, so nothing is counted under it from now on.
-        for index in unlisted.extract_if(.., |index| self.is_unused(*index)) {
+        for index in indices_to_free.extract_if(.., |index| self.is_unused(*index)) {
             self.counts.write(index as usize, &layout::Tenant::EMPTY);
             self.free_index(index)?;
         }
@@ -267,7 +270,7 @@ impl TenantRegistry {
             let is_kept = keeps_refused && self.was_refused(index);
             let is_free = !is_kept && self.is_unused(index);
             if is_free && self.indices.delete(key.as_bytes()).is_ok() {
-                unlisted.push(index);
+                indices_to_free.push(index);
             }
         }
         Ok(())
@@ -295,7 +298,7 @@ impl TenantRegistry {
         let tenants = (FIRST_TENANT..TENANTS).map(|index| self.counts.read(index));
         let tenants: Vec<layout::Tenant> = tenants.collect();
         let sentences = refused.into_iter().map(|(table, refused)| {
-            let events = table.refused_events();
+            let events = table.refused_entry_word();
             let names = names_of_refused(&tenants, table);
             let why = "used all of the table that is not reserved for other tenants";
             format!("{refused} {events} lost: {names} {why}")

@@ -79,14 +79,14 @@ mod tests {
 
     use super::*;
     use crate::metrics::{TextFormat, metrics_text};
-    use crate::probes::Scheduling;
+    use crate::probes::SchedulingTimes;
 
     #[test]
     fn a_row_becomes_a_series_per_process() {
         let process = |pid, on_cpu_ns| {
-            let sched = Scheduling {
+            let sched = SchedulingTimes {
                 on_cpu_ns,
-                ..Scheduling::default()
+                ..SchedulingTimes::default()
             };
             let states = ProbeStates {
                 sched,

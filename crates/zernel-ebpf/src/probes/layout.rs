@@ -3,10 +3,10 @@
 
 use zernel_phase::mirrors;
 use zernel_phase::shared::{PhaseWord, RawPhaseConfig};
-use zernel_phase::steps::{Mark, MarkClass};
+use zernel_phase::steps::{StepMark, StepMarkClass};
 use zernel_phase::tracker::TrackerConfig;
 
-use super::{DurationKind, Operation};
+use super::{DurationKind, NcclOperation};
 use crate::observer::{CgroupHierarchy, TenantTable};
 
 /// Number of buckets of a histogram in the kernel.
@@ -19,23 +19,23 @@ mirrors! {
         pub(crate) struct Symbol = "zernel_symbol" {
             probe: u8,
             role: u8,
-            family: u8,
+            duration_kind: u8,
             enter_event: u8,
             leave_event: u8,
             flags: u8,
-            bytes: u8,
+            bytes_argument: u8,
             mark: u8,
-            arguments: [u8; ARGUMENTS],
+            kept_arguments: [u8; KEPT_ARGUMENTS],
         }
 
         pub(crate) struct Settings = "zernel_settings" {
             tracker: TrackerConfig,
-            window_open: u32,
+            is_window_open: u32,
             reserved: u32,
-            detached_ns: u64,
-            events_from_ns: u64,
-            events_sampled: u64,
-            launches_sampled: u64,
+            last_detach_ns: u64,
+            events_probed_since_ns: u64,
+            are_events_sampled: u64,
+            are_launches_sampled: u64,
             is_suspended: u64,
             sampled_rule: RawPhaseConfig,
         }
@@ -54,8 +54,8 @@ mirrors! {
             launches: u32,
             last: u32,
             since_ns: u64,
-            count: [u32; MarkClass::ALL.len()],
-            missing: u32,
+            count: [u32; StepMarkClass::ALL.len()],
+            missing_classes: u32,
             reserved: u32,
             launched_ns: u64,
         }
@@ -79,10 +79,10 @@ mirrors! {
             run_ns: u64,
             delay_ns: u64,
             wakeups: u64,
-            preempts: u64,
-            keeps: u64,
+            would_preempt: u64,
+            would_keep: u64,
             saved_ns: u64,
-            lends: u64,
+            would_lend: u64,
         }
 
         pub(crate) struct TraceRecord = "zernel_trace_record" {
@@ -125,12 +125,12 @@ mirrors! {
             reserved: u32,
         }
 
-        pub(crate) struct StepMark = "zernel_step_mark" {
+        pub(crate) struct RawStepMark = "zernel_step_mark" {
             at_ns: u64,
             process: u32,
             launches: u16,
             mark: u8,
-            missing: u8,
+            missing_classes: u8,
         }
 
         pub(crate) struct Histogram = "zernel_histogram" {
@@ -148,14 +148,14 @@ mirrors! {
             ALLOCATIONS = 1 << 17,
             MEMORY_ACCOUNTS = 1 << 14,
             COMMUNICATORS = 1 << 14,
-            ARGUMENTS = 4,
+            KEPT_ARGUMENTS = 4,
             NONE = 0xff,
         }
         pub(crate) u8 = "zernel_trace_event", "ZERNEL_" {
             TRACE_CALL = 0xf0,
             TRACE_EXIT = 0xf1,
-            TRACE_LOADS = 0xf2,
-            TRACE_LOADS_END = 0xf3,
+            TRACE_LOADING_BEGIN = 0xf2,
+            TRACE_LOADING_END = 0xf3,
         }
         pub(crate) usize = "zernel_tenant_index", "ZERNEL_" {
             ALL_TENANTS = 0,
@@ -165,8 +165,8 @@ mirrors! {
         }
         pub(crate) usize = "zernel_tenant_limits", "ZERNEL_" {
             TENANT_PARENTS = 256,
-            TENANT_DEPTH = 8,
-            NAMESPACE_DEPTH = 33,
+            MAX_TENANT_DEPTH = 8,
+            MAX_NAMESPACE_DEPTH = 33,
             UID_RANGES = 5,
             SUBORDINATE_RANGES = 1 << 12,
         }
@@ -178,15 +178,15 @@ mirrors! {
     }
     flags {
         impl Symbol: u8 = "zernel_symbol_flags", "ZERNEL_" {
-            HAS_RESULT = 1 << 0,
-            SAMPLED = 1 << 1,
-            LAUNCHES = 1 << 2,
-            IS_NO_EVIDENCE = 1 << 3,
-            BEGINS_LAUNCHES = 1 << 7,
+            RETURNS_STATUS = 1 << 0,
+            IS_SAMPLED = 1 << 1,
+            LAUNCHES_WORK = 1 << 2,
+            IS_NO_ML_EVIDENCE = 1 << 3,
+            PRECEDES_LAUNCHES = 1 << 7,
         }
     }
     variants {
-        enum Mark = "zernel_mark" {
+        enum StepMark = "zernel_mark" {
             Optimizer = "ZERNEL_MARK_OPTIMIZER",
             Backward = "ZERNEL_MARK_BACKWARD",
             Reduce = "ZERNEL_MARK_REDUCE",
@@ -197,11 +197,11 @@ mirrors! {
         } and {
             "ZERNEL_MARK_NONE" = 0,
         }
-        enum MarkClass = "zernel_mark_class" {
+        enum StepMarkClass = "zernel_mark_class" {
             Training = "ZERNEL_MARKS_TRAINING",
             GpuUse = "ZERNEL_MARKS_GPU_USE",
         } and {
-            "ZERNEL_MARK_CLASSES" = MarkClass::ALL.len(),
+            "ZERNEL_MARK_CLASSES" = StepMarkClass::ALL.len(),
         }
         enum TenantTable = "zernel_table" {
             Processes = "ZERNEL_PROCESS_TABLE",
@@ -213,10 +213,10 @@ mirrors! {
             "ZERNEL_TABLES" = TenantTable::ALL.len(),
         }
         enum CgroupHierarchy = "zernel_hierarchy" {
-            Unified = "ZERNEL_UNIFIED",
-            Memory = "ZERNEL_MEMORY",
+            Unified = "ZERNEL_UNIFIED_HIERARCHY",
+            Memory = "ZERNEL_MEMORY_HIERARCHY",
         }
-        enum Operation = "nccl_operation" {
+        enum NcclOperation = "nccl_operation" {
             AllReduce = "NCCL_OP_ALL_REDUCE",
             Broadcast = "NCCL_OP_BROADCAST",
             Reduce = "NCCL_OP_REDUCE",
@@ -230,11 +230,11 @@ mirrors! {
             Group = "NCCL_OP_GROUP",
             Other = "NCCL_OP_OTHER",
         } and {
-            "NCCL_OPS" = Operation::ALL.len(),
+            "NCCL_OPS" = NcclOperation::ALL.len(),
         }
     }
     numbers {
-        "zernel_family" {
+        "zernel_duration_kind" {
             "ZERNEL_LAUNCH_CALL" = DurationKind::Launch.index(),
             "ZERNEL_STREAM_WAIT" = DurationKind::StreamWait.index(),
             "ZERNEL_EVENT_WAIT" = DurationKind::EventWait.index(),
@@ -243,9 +243,9 @@ mirrors! {
             "ZERNEL_DATALOAD" = DurationKind::Dataload.index(),
             "ZERNEL_DIST_SYNC" = DurationKind::DistSync.index(),
             "ZERNEL_RUN_DELAY" = DurationKind::RunDelay.index(),
-            "ZERNEL_COLLECTIVE_ENQUEUE" = DurationKind::Enqueue(Operation::AllReduce).index(),
-            "ZERNEL_COLLECTIVE_UNTIL_SYNC" = DurationKind::UntilSync(Operation::AllReduce).index(),
-            "ZERNEL_FAMILIES" = DurationKind::COUNT,
+            "ZERNEL_COLLECTIVE_ENQUEUE" = DurationKind::Enqueue(NcclOperation::AllReduce).index(),
+            "ZERNEL_COLLECTIVE_UNTIL_SYNC" = DurationKind::UntilSync(NcclOperation::AllReduce).index(),
+            "ZERNEL_DURATION_KINDS" = DurationKind::COUNT,
         }
     }
 }
@@ -287,9 +287,9 @@ macro_rules! mirror_process {
             structs {
                 pub(crate) struct Process = "zernel_process" {
                     start_ns: u64,
-                    first_ns: u64,
+                    first_event_ns: u64,
                     ended_ns: u64,
-                    busiest_hits: u64,
+                    busiest_hits_per_second: u64,
                     hits: u64,
                     pid: u32,
                     flags: u32,
@@ -299,9 +299,9 @@ macro_rules! mirror_process {
                     parent: u32,
                     uid: u32,
                     tenant: u32,
-                    announcer: u32,
+                    step_announcer_tid: u32,
                     reserved: u32,
-                    is_rested: u64,
+                    is_uncounted: u64,
                     is_sampled: u64,
                     misses_window: u64,
                     gpu: u64,
@@ -316,9 +316,9 @@ macro_rules! mirror_process {
             }
             flags {
                 impl Process: u32 = "zernel_process_flags", "ZERNEL_" {
-                    SAW_INIT = 1 << 0,
+                    SAW_DRIVER_INIT = 1 << 0,
                     IS_LOADER = 1 << 1,
-                    SEVERAL_DEVICES = 1 << 3,
+                    OPENED_SEVERAL_DEVICES = 1 << 3,
                     ANNOUNCES_STEPS = 1 << 4,
                     RUNS_MODELS = 1 << 5,
                 }

@@ -60,8 +60,8 @@ macro_rules! declare_probes {
             }
 
             /// Drops the state of resources that the process has released by exiting.
-            pub(crate) fn exit(&mut self) {
-                $(self.$part.exit();)*
+            pub(crate) fn release_on_exit(&mut self) {
+                $(self.$part.release_on_exit();)*
             }
 
             /// The parts of a snapshot.
@@ -85,7 +85,7 @@ macro_rules! declare_probes {
 
         /// Reads the BPF maps of the probes into the processes.
         pub(crate) fn read_maps(
-            kernel: &Kernel,
+            kernel: &KernelPrograms,
             processes: &mut BTreeMap<u32, ObservedProcess>,
         ) -> libbpf_rs::Result<()> {
             $($maps::read_maps(kernel, processes)?;)*
@@ -93,8 +93,8 @@ macro_rules! declare_probes {
         }
 
         /// Deletes the entries of exited processes from the BPF maps of the probes, in one pass over each map.
-        pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
-            $($maps::forget(kernel, processes)?;)*
+        pub(crate) fn delete_entries(kernel: &KernelPrograms, processes: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
+            $($maps::delete_entries(kernel, processes)?;)*
             Ok(())
         }
 
@@ -128,24 +128,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 pub use cuda_trace::CudaCalls;
-pub use dataload::DataloadCauses;
+pub use dataload::DataWaitCauses;
 pub use dist_sync::PeerWaits;
 pub use gpu_mem::{GpuMemory, MemoryUse};
 pub use nccl::{Communicator, Communicators, ExitedRank, ProcessExit};
-pub use sched::{SchedBlockReason, Scheduling};
-pub use torch::Compilations;
+pub use sched::{SchedBlockReason, SchedulingTimes};
+pub use torch::CompileTimes;
 
 use zernel_model::aggregation::exposition::Exposition;
 #[cfg(test)]
 use zernel_phase::mirror::Mirrors;
-use zernel_phase::steps::Mark;
+use zernel_phase::steps::StepMark;
 use zernel_phase::tracker::ThreadEvent;
 
 use zernel_elf::LibraryKind;
 use zernel_model::snapshot::ProbeSnapshots;
 
 use crate::metrics::{MetricFamily, ScopedSnapshot};
-use crate::observer::{Kernel, ObservedProcess};
+use crate::observer::{KernelPrograms, ObservedProcess};
 use counter::ProcessCounter;
 use gpu_mem::ProcessGpus;
 
@@ -158,7 +158,7 @@ pub(crate) trait ProbeState: Sized + 'static {
     type Snapshot;
 
     /// Drops the state of resources that the process has released by exiting.
-    fn exit(&mut self) {}
+    fn release_on_exit(&mut self) {}
 
     /// The probe's part of a snapshot of `process`.
     fn snapshot(&self, process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Self::Snapshot;
@@ -184,14 +184,14 @@ pub enum DurationKind {
     /// Runnable but not running.
     RunDelay,
     /// A call that enqueues a collective on the GPU.
-    Enqueue(Operation),
+    Enqueue(NcclOperation),
     /// From the call that enqueues a collective to the end of the wait that shows it done.
-    UntilSync(Operation),
+    UntilSync(NcclOperation),
 }
 
 impl DurationKind {
     /// Number of kinds.
-    pub const COUNT: usize = 8 + 2 * Operation::ALL.len();
+    pub const COUNT: usize = 8 + 2 * NcclOperation::ALL.len();
 
     /// The number of this kind in the kernel.
     #[must_use]
@@ -206,7 +206,7 @@ impl DurationKind {
             Self::DistSync => 6,
             Self::RunDelay => 7,
             Self::Enqueue(operation) => 8 + operation as usize,
-            Self::UntilSync(operation) => 8 + Operation::ALL.len() + operation as usize,
+            Self::UntilSync(operation) => 8 + NcclOperation::ALL.len() + operation as usize,
         }
     }
 
@@ -223,12 +223,14 @@ impl DurationKind {
             Self::DistSync,
             Self::RunDelay,
         ];
-        let operations = Operation::ALL.len();
+        let operations = NcclOperation::ALL.len();
         match index.checked_sub(simple.len()) {
             None => Some(simple[index]),
-            Some(enqueue) if enqueue < operations => Some(Self::Enqueue(Operation::ALL[enqueue])),
+            Some(enqueue) if enqueue < operations => {
+                Some(Self::Enqueue(NcclOperation::ALL[enqueue]))
+            }
             Some(other) => {
-                let operation = Operation::ALL.get(other - operations)?;
+                let operation = NcclOperation::ALL.get(other - operations)?;
                 Some(Self::UntilSync(*operation))
             }
         }
@@ -238,7 +240,7 @@ impl DurationKind {
 /// An operation of NCCL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // NCCL's own names
-pub enum Operation {
+pub enum NcclOperation {
     AllReduce,
     Broadcast,
     Reduce,
@@ -253,7 +255,7 @@ pub enum Operation {
     Other,
 }
 
-impl Operation {
+impl NcclOperation {
     /// All operations, by their numbers in the kernel.
     pub const ALL: [Self; 12] = [
         Self::AllReduce,
@@ -292,7 +294,7 @@ impl Operation {
 
 /// The direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Direction {
+pub enum CopyDirection {
     /// From the host's memory to the device's.
     HostToDevice,
     /// From the device's memory to the host's.
@@ -303,7 +305,7 @@ pub enum Direction {
     Unified,
 }
 
-impl Direction {
+impl CopyDirection {
     /// The value of the label `direction`.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -322,13 +324,13 @@ pub enum CallKind {
     /// A launch of work.
     Launch,
     /// A copy.
-    Copy(Direction),
+    Copy(CopyDirection),
     /// A wait.
     Wait,
     /// A collective, or a message from one rank to another.
-    Communication(Operation),
+    Communication(NcclOperation),
     /// Reports do not count calls of this function.
-    Nothing,
+    NotReported,
 }
 
 /// Functions that are sampled together, because the calls of one mean little without the calls of the others.
@@ -354,27 +356,27 @@ pub struct ProbedFunction {
     /// The kind of histogram that records the durations of the function's calls.
     pub duration: Option<DurationKind>,
     /// Whether a busy program calls the function so often that the function may have to be sampled.
-    pub frequent: bool,
+    pub is_frequent: bool,
     /// The group of functions that the function is sampled together with.
     pub sampling_group: Option<SamplingGroup>,
     /// Whether only the entry of the function is probed. All C++ functions are probed like this: an exception that
     /// unwinds through a return probe kills the process.
-    pub entry_only: bool,
+    pub is_entry_only: bool,
     /// Whether `names` are prefixes of the exported names: mangled names end in argument types, which differ between
     /// versions.
-    pub by_prefix: bool,
+    pub is_found_by_prefix: bool,
     /// Whether a call of the function is no reason to observe its process.
-    pub is_no_evidence: bool,
+    pub is_no_ml_evidence: bool,
     label: Option<&'static str>,
     role: u8,
-    enter: Option<ThreadEvent>,
-    leave: Option<ThreadEvent>,
+    enter_event: Option<ThreadEvent>,
+    leave_event: Option<ThreadEvent>,
     /// Numbers of the arguments that are kept, from 1; 0: none.
-    arguments: [u8; 4],
+    kept_arguments: [u8; 4],
     /// Place of the number of bytes among the kept arguments, from 1; 0: none.
-    bytes: u8,
+    bytes_argument: u8,
     /// The step mark that a call of the function makes, if any.
-    pub mark: Option<Mark>,
+    pub mark: Option<StepMark>,
 }
 
 impl ProbedFunction {
@@ -388,30 +390,30 @@ impl ProbedFunction {
             library,
             names,
             probe,
-            kind: CallKind::Nothing,
+            kind: CallKind::NotReported,
             duration: None,
-            frequent: false,
+            is_frequent: false,
             sampling_group: None,
-            entry_only: false,
-            by_prefix: false,
-            is_no_evidence: false,
+            is_entry_only: false,
+            is_found_by_prefix: false,
+            is_no_ml_evidence: false,
             label: None,
             role,
-            enter: None,
-            leave: None,
-            arguments: [0; 4],
-            bytes: 0,
+            enter_event: None,
+            leave_event: None,
+            kept_arguments: [0; 4],
+            bytes_argument: 0,
             mark: None,
         }
     }
 
-    const fn arguments(mut self, arguments: [u8; 4]) -> Self {
-        self.arguments = arguments;
+    const fn kept_arguments(mut self, arguments: [u8; 4]) -> Self {
+        self.kept_arguments = arguments;
         self
     }
 
-    const fn bytes(mut self, kept: u8) -> Self {
-        self.bytes = kept;
+    const fn bytes_argument(mut self, kept: u8) -> Self {
+        self.bytes_argument = kept;
         self
     }
 
@@ -426,24 +428,24 @@ impl ProbedFunction {
         self
     }
 
-    const fn event(mut self, enter: ThreadEvent) -> Self {
-        self.enter = Some(enter);
+    const fn enter_event(mut self, enter: ThreadEvent) -> Self {
+        self.enter_event = Some(enter);
         self
     }
 
-    const fn events(mut self, enter: ThreadEvent, leave: ThreadEvent) -> Self {
-        self.enter = Some(enter);
-        self.leave = Some(leave);
+    const fn enter_and_leave_events(mut self, enter: ThreadEvent, leave: ThreadEvent) -> Self {
+        self.enter_event = Some(enter);
+        self.leave_event = Some(leave);
         self
     }
 
-    const fn step_mark(mut self, mark: Mark) -> Self {
+    const fn step_mark(mut self, mark: StepMark) -> Self {
         self.mark = Some(mark);
         self
     }
 
     const fn frequent(mut self) -> Self {
-        self.frequent = true;
+        self.is_frequent = true;
         self
     }
 
@@ -454,15 +456,15 @@ impl ProbedFunction {
 
     /// Marks a C++ function whose mangled name begins with one of the row's names; reports use `label`.
     const fn cpp_function(mut self, label: &'static str) -> Self {
-        self.entry_only = true;
-        self.by_prefix = true;
+        self.is_entry_only = true;
+        self.is_found_by_prefix = true;
         self.label = Some(label);
         self
     }
 
     /// Marks a function that programs without machine learning call too.
-    const fn no_evidence(mut self) -> Self {
-        self.is_no_evidence = true;
+    const fn no_ml_evidence(mut self) -> Self {
+        self.is_no_ml_evidence = true;
         self
     }
 
@@ -474,7 +476,7 @@ impl ProbedFunction {
 
     /// Whether a call begins a backward pass.
     pub(crate) fn begins_backward(&self) -> bool {
-        self.enter == Some(ThreadEvent::BackwardBegin)
+        self.enter_event == Some(ThreadEvent::BackwardBegin)
     }
 
     /// The function's row in the kernel's table of functions.
@@ -486,16 +488,16 @@ impl ProbedFunction {
         layout::Symbol {
             probe: self.probe as u8,
             role: self.role,
-            family: self.duration.map_or(NONE, |family| family.index() as u8),
-            enter_event: event(self.enter),
-            leave_event: event(self.leave),
-            flags: layout::Symbol::HAS_RESULT
-                | flag(layout::Symbol::SAMPLED, sampled)
-                | flag(layout::Symbol::LAUNCHES, self.kind == CallKind::Launch)
-                | flag(layout::Symbol::IS_NO_EVIDENCE, self.is_no_evidence),
-            bytes: self.bytes,
+            duration_kind: self.duration.map_or(NONE, |kind| kind.index() as u8),
+            enter_event: event(self.enter_event),
+            leave_event: event(self.leave_event),
+            flags: layout::Symbol::RETURNS_STATUS
+                | flag(layout::Symbol::IS_SAMPLED, sampled)
+                | flag(layout::Symbol::LAUNCHES_WORK, self.kind == CallKind::Launch)
+                | flag(layout::Symbol::IS_NO_ML_EVIDENCE, self.is_no_ml_evidence),
+            bytes_argument: self.bytes_argument,
             mark: self.mark.map_or(0, |mark| mark as u8),
-            arguments: self.arguments,
+            kept_arguments: self.kept_arguments,
         }
     }
 }
@@ -522,7 +524,7 @@ mod tests {
             for name in symbol.names {
                 assert!(names.insert((symbol.library, name)), "{name} twice");
             }
-            assert!(usize::from(symbol.bytes) <= symbol.arguments.len());
+            assert!(usize::from(symbol.bytes_argument) <= symbol.kept_arguments.len());
         }
         assert!(SYMBOLS.len() <= layout::SYMBOLS);
     }

@@ -19,9 +19,9 @@
 #include "trace.h"
 #include "uprobe.h"
 
-#define COST_WINDOW_NS 250000000ULL
-/* A thread that hits probes this often within COST_WINDOW_NS exceeds any budget. */
-#define HOT_HITS 2000
+#define HIT_INTERVAL_NS 250000000ULL
+/* A thread that hits probes this often within HIT_INTERVAL_NS exceeds any budget. */
+#define ALARM_HITS_PER_INTERVAL 2000
 
 /* Wakes userspace, which otherwise checks the overhead at intervals. */
 struct {
@@ -35,9 +35,9 @@ static __noinline int raise_alarm(struct zernel_process *process, __u64 elapsed_
 
 	/* A sampling window may exceed the budget: the time without probes after it makes up for
 	 * it. */
-	if (!set || set->window_open || !elapsed_ns)
+	if (!set || set->is_window_open || !elapsed_ns)
 		return 0;
-	zernel_raise(&process->busiest_hits, HOT_HITS * 1000000000ULL / elapsed_ns);
+	zernel_atomic_max(&process->busiest_hits_per_second, ALARM_HITS_PER_INTERVAL * 1000000000ULL / elapsed_ns);
 	bpf_ringbuf_output(&alarms, &elapsed_ns, sizeof(elapsed_ns), 0);
 	return 0;
 }
@@ -46,19 +46,19 @@ static __noinline int raise_alarm(struct zernel_process *process, __u64 elapsed_
 static __always_inline void count_hit(struct zernel_thread *thread, struct zernel_process *process,
 				      __u64 now_ns)
 {
-	__u64 elapsed_ns = now_ns - thread->window_ns;
+	__u64 elapsed_ns = now_ns - thread->hit_interval_start_ns;
 
 	__sync_fetch_and_add(&process->hits, 1);
-	thread->hits++;
-	if (elapsed_ns < COST_WINDOW_NS) {
-		if (thread->hits == HOT_HITS)
+	thread->interval_hits++;
+	if (elapsed_ns < HIT_INTERVAL_NS) {
+		if (thread->interval_hits == ALARM_HITS_PER_INTERVAL)
 			raise_alarm(process, elapsed_ns);
 		return;
 	}
-	if (thread->window_ns)
-		zernel_raise(&process->busiest_hits, thread->hits * 1000000000ULL / elapsed_ns);
-	thread->window_ns = now_ns;
-	thread->hits = 0;
+	if (thread->hit_interval_start_ns)
+		zernel_atomic_max(&process->busiest_hits_per_second, thread->interval_hits * 1000000000ULL / elapsed_ns);
+	thread->hit_interval_start_ns = now_ns;
+	thread->interval_hits = 0;
 }
 
 /* Whether calls are counted now. A sampled function is counted only in a sampling window. */
@@ -66,10 +66,10 @@ static __always_inline bool is_counted(const struct zernel_symbol *symbol)
 {
 	struct zernel_settings *set;
 
-	if (!(symbol->flags & ZERNEL_SAMPLED))
+	if (!(symbol->flags & ZERNEL_IS_SAMPLED))
 		return true;
 	set = zernel_settings();
-	return set && *(volatile __u32 *)&set->window_open;
+	return set && *(volatile __u32 *)&set->is_window_open;
 }
 
 /* Ends the open waits of a thread that makes a probed call. A copy to the host may not be a wait for the GPU, and the sync
@@ -80,8 +80,8 @@ static __always_inline void end_waits(struct zernel_thread *thread, struct zerne
 	if (event == ZERNEL_COPY_TO_HOST_ENTER)
 		return;
 	if (thread->dataload.since_ns)
-		data_used(thread, process, event, now_ns);
-	if (thread->dist_sync.armed_ns)
+		end_data_wait_at_use(thread, process, event, now_ns);
+	if (thread->dist_sync.call_entered_ns)
 		end_peer_wait(thread);
 }
 
@@ -102,7 +102,7 @@ static __always_inline void note_announcement(struct zernel_thread *thread,
 		begin_data_wait(thread, process, now_ns, true);
 		/* If another thread of the process announces steps, this thread gets batches for that thread. */
 		if (!(process->flags & ZERNEL_ANNOUNCES_STEPS))
-			process->announcer = (__u32)bpf_get_current_pid_tgid();
+			process->step_announcer_tid = (__u32)bpf_get_current_pid_tgid();
 		break;
 	case ZERNEL_BACKWARD_BEGIN:
 		process->dist_sync.backward_since_ns = now_ns;
@@ -110,7 +110,7 @@ static __always_inline void note_announcement(struct zernel_thread *thread,
 	case ZERNEL_OPTIMIZER_BEGIN:
 		if (!(process->flags & ZERNEL_ANNOUNCES_STEPS))
 			process->flags |= ZERNEL_ANNOUNCES_STEPS;
-		process->announcer = (__u32)bpf_get_current_pid_tgid();
+		process->step_announcer_tid = (__u32)bpf_get_current_pid_tgid();
 		break;
 	}
 }
@@ -133,27 +133,27 @@ static __always_inline bool note_end_of_step(struct zernel_thread *thread,
 	if (event != ZERNEL_UPDATE_END && event != ZERNEL_GPU_SYNC_LEAVE &&
 	    event != ZERNEL_COPY_TO_HOST_LEAVE)
 		return false;
-	state = zernel_task(bpf_get_current_task_btf(), now_ns);
-	if (!state || !awaits_batch(&state->tracker, now_ns))
+	state = zernel_get_or_create_task(bpf_get_current_task_btf(), now_ns);
+	if (!state || !has_just_ended_step(&state->tracker, now_ns))
 		return false;
 	begin_data_wait(thread, process, now_ns, false);
 	return true;
 }
 
 /* Traces the entry of a function that gives the tracker no event. */
-static __always_inline void trace_call(struct zernel_thread *thread, __u32 symbol, __u64 now_ns)
+static __always_inline void trace_call_without_event(struct zernel_thread *thread, __u32 symbol, __u64 now_ns)
 {
 	struct zernel_task_state *state;
 
-	if (!zernel_traces)
+	if (!zernel_traces_events)
 		return;
-	state = zernel_task(bpf_get_current_task_btf(), now_ns);
+	state = zernel_get_or_create_task(bpf_get_current_task_btf(), now_ns);
 	if (state)
-		zernel_trace(state, thread->process, now_ns, ZERNEL_TRACE_CALL, symbol);
+		zernel_trace_if_enabled(state, thread->process, now_ns, ZERNEL_TRACE_CALL, symbol);
 }
 
 /* Handles the entry of a probed call. Returns 1 if the return of the call need not be probed. */
-static __always_inline int enter(struct pt_regs *ctx)
+static __always_inline int observe_entry(struct pt_regs *ctx)
 {
 	__u32 id = bpf_get_attach_cookie(ctx);
 	const struct zernel_symbol *symbol = zernel_symbol(id);
@@ -162,7 +162,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 	struct zernel_open_call *call;
 	struct zernel_process *process;
 	struct zernel_thread *thread;
-	__u64 registers[ZERNEL_REGISTERS];
+	__u64 registers[ZERNEL_ARGUMENT_REGISTERS];
 
 	if (!symbol || !is_counted(symbol))
 		return 1;
@@ -173,22 +173,22 @@ static __always_inline int enter(struct pt_regs *ctx)
 	if (!process)
 		return 1;
 	count_hit(thread, process, now_ns);
-	if (process->is_rested)
+	if (process->is_uncounted)
 		return 1;
-	thread->called_ns = now_ns;
-	note_use(symbol, process);
+	thread->last_phase_call_ns = now_ns;
+	note_driver_use(symbol, process);
 	call = zernel_push_call(thread, stack);
 	if (!call)
 		return 1;
 	call->symbol = id;
 	call->scratch[0] = 0;
 	call->scratch[1] = 0;
-	call->caller = 0;
-	zernel_load_registers(ctx, registers);
-	for (int i = 0; i < ZERNEL_ARGUMENTS; i++) {
-		__u32 nth = symbol->arguments[i];
+	call->return_address = 0;
+	zernel_read_argument_registers(ctx, registers);
+	for (int i = 0; i < ZERNEL_KEPT_ARGUMENTS; i++) {
+		__u32 nth = symbol->kept_arguments[i];
 
-		call->arguments[i] = nth ? zernel_argument(registers, stack, nth) : 0;
+		call->arguments[i] = nth ? zernel_nth_argument(registers, stack, nth) : 0;
 	}
 	probe_enter(symbol, thread, call);
 	zernel_mark_step(symbol, symbol->mark, process, thread->process, now_ns);
@@ -201,7 +201,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 	return 0;
 }
 
-static __always_inline int leave(struct pt_regs *ctx)
+static __always_inline int observe_return(struct pt_regs *ctx)
 {
 	__u64 now_ns = bpf_ktime_get_ns();
 	__u64 stack = PT_REGS_SP(ctx);
@@ -219,33 +219,33 @@ static __always_inline int leave(struct pt_regs *ctx)
 	counter = call ? zernel_counter(thread->process, call->symbol) : NULL;
 	if (!symbol || !counter)
 		return 0;
-	failed = symbol->flags & ZERNEL_HAS_RESULT && probe_failed(symbol, result);
+	failed = symbol->flags & ZERNEL_RETURNS_STATUS && probe_failed(symbol, result);
 	/* Keeps the compiler from generating all code below twice, once per outcome. */
 	barrier_var(failed);
 	probe_leave(symbol, thread, call, now_ns, result, failed);
 	if (failed)
 		__sync_fetch_and_add(&counter->failed, 1);
-	else if (symbol->bytes)
+	else if (symbol->bytes_argument)
 		__sync_fetch_and_add(&counter->bytes,
-				     call->arguments[(symbol->bytes - 1U) % ZERNEL_ARGUMENTS]);
+				     call->arguments[(symbol->bytes_argument - 1U) % ZERNEL_KEPT_ARGUMENTS]);
 	__sync_fetch_and_add(&counter->calls, 1);
-	if (symbol->family != ZERNEL_NONE)
-		zernel_observe_duration(thread->process, symbol->family, now_ns - call->since_ns);
+	if (symbol->duration_kind != ZERNEL_NONE)
+		zernel_observe_duration(thread->process, symbol->duration_kind, now_ns - call->since_ns);
 	if (symbol->leave_event == ZERNEL_GPU_SYNC_LEAVE)
-		sync_left(thread->process, now_ns);
+		observe_sync_for_collective(thread->process, now_ns);
 	if (symbol->leave_event != ZERNEL_NONE)
 		observe_event(thread, call->symbol, symbol->leave_event, now_ns);
 	process = zernel_process(thread->process);
 	/* A thread that prepares its batch itself launches after it has copied the batch. */
 	if (process && note_end_of_step(thread, process, symbol->leave_event, now_ns))
 		return 0;
-	if (presumes_launches(symbol, thread, call, now_ns))
+	if (are_launches_presumed(symbol, thread, call, now_ns))
 		observe_event(thread, call->symbol, ZERNEL_LAUNCH, now_ns);
 	return 0;
 }
 
 /* The entry of a function whose return is not probed. */
-static __always_inline int mark(struct pt_regs *ctx)
+static __always_inline int observe_entry_only(struct pt_regs *ctx)
 {
 	__u32 id = bpf_get_attach_cookie(ctx);
 	const struct zernel_symbol *symbol = zernel_symbol(id);
@@ -253,7 +253,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	struct zernel_thread *thread;
 	struct zernel_process *process;
 	struct zernel_counter *counter;
-	struct zernel_entry entry = {};
+	struct zernel_function_entry entry = {};
 
 	if (!symbol || !is_counted(symbol))
 		return 0;
@@ -264,21 +264,21 @@ static __always_inline int mark(struct pt_regs *ctx)
 	entry.arguments[2] = PT_REGS_PARM3(ctx);
 	entry.event = symbol->enter_event;
 	entry.mark = symbol->mark;
-	thread = symbol->flags & ZERNEL_IS_NO_EVIDENCE ?
-			 known_thread(bpf_get_current_task_btf()) :
+	thread = symbol->flags & ZERNEL_IS_NO_ML_EVIDENCE ?
+			 find_observed_thread(bpf_get_current_task_btf()) :
 			 zernel_current_thread(now_ns);
 	process = thread ? zernel_process(thread->process) : NULL;
 	counter = process ? zernel_counter(thread->process, id) : NULL;
 	if (!counter)
 		return 0;
 	count_hit(thread, process, now_ns);
-	if (process->is_rested)
+	if (process->is_uncounted)
 		return 0;
 	__sync_fetch_and_add(&counter->calls, 1);
 	probe_read(symbol, thread, &entry);
-	if (entry.is_other)
+	if (entry.is_ignored)
 		return 0;
-	thread->called_ns = now_ns;
+	thread->last_phase_call_ns = now_ns;
 	end_waits(thread, process, entry.event, now_ns);
 	if (!is_outside_steps(entry.event))
 		probe_mark(symbol, thread, process, now_ns);
@@ -286,11 +286,11 @@ static __always_inline int mark(struct pt_regs *ctx)
 	if (entry.event != ZERNEL_NONE)
 		observe_event(thread, id, entry.event, now_ns);
 	else
-		trace_call(thread, id, now_ns);
+		trace_call_without_event(thread, id, now_ns);
 	note_announcement(thread, process, entry.event, now_ns);
 	note_end_of_step(thread, process, entry.event, now_ns);
-	note_compilation(thread, process, entry.event, now_ns);
-	note_backward(symbol, process, thread, now_ns);
+	count_compilation(thread, process, entry.event, now_ns);
+	note_backward_begin(symbol, process, thread, now_ns);
 	return 0;
 }
 
@@ -308,41 +308,41 @@ static __always_inline bool is_return(void *ctx)
 /* The three ways to attach: entry and return in one link, in a link each, in a perf event each. */
 ZERNEL_UPROBE("uprobe.session", call_session)
 {
-	return is_return(ctx) ? leave(ctx) : enter(ctx);
+	return is_return(ctx) ? observe_return(ctx) : observe_entry(ctx);
 }
 
 ZERNEL_UPROBE("uprobe.multi", call_enter_multi)
 {
-	enter(ctx);
+	observe_entry(ctx);
 	return 0;
 }
 
 ZERNEL_UPROBE("uprobe.multi", call_leave_multi)
 {
-	return leave(ctx);
+	return observe_return(ctx);
 }
 
 ZERNEL_UPROBE("uprobe", call_enter_perf)
 {
-	enter(ctx);
+	observe_entry(ctx);
 	return 0;
 }
 
 ZERNEL_UPROBE("uprobe", call_leave_perf)
 {
-	return leave(ctx);
+	return observe_return(ctx);
 }
 
 /* C++ functions get entry probes only, each in its own link: an exception that unwinds through a
  * return probe, or a session, kills the process. */
 ZERNEL_UPROBE("uprobe.multi", call_mark_multi)
 {
-	return mark(ctx);
+	return observe_entry_only(ctx);
 }
 
 ZERNEL_UPROBE("uprobe", call_mark_perf)
 {
-	return mark(ctx);
+	return observe_entry_only(ctx);
 }
 
 /* Adds the phases of an exiting training thread to those of its process. */
@@ -379,11 +379,11 @@ static __always_inline void trace_exit(struct task_struct *task, struct zernel_t
 {
 	struct zernel_task_state *state;
 
-	if (!zernel_traces || !thread->process)
+	if (!zernel_traces_events || !thread->process)
 		return;
 	state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
 	if (state)
-		zernel_trace(state, thread->process, bpf_ktime_get_ns(), ZERNEL_TRACE_EXIT,
+		zernel_trace_if_enabled(state, thread->process, bpf_ktime_get_ns(), ZERNEL_TRACE_EXIT,
 			     ZERNEL_NONE);
 }
 
@@ -393,7 +393,7 @@ int process_exit(__u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
 	struct task_struct *current = bpf_get_current_task_btf();
-	struct zernel_thread *thread = known_thread(current);
+	struct zernel_thread *thread = find_observed_thread(current);
 
 	if (thread) {
 		trace_exit(current, thread);
@@ -412,7 +412,7 @@ int process_exec(__u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
 	struct task_struct *current = bpf_get_current_task_btf();
-	struct zernel_thread *thread = known_thread(current);
+	struct zernel_thread *thread = find_observed_thread(current);
 
 	if (zernel_end_process(task)) {
 		if (thread) {

@@ -12,9 +12,10 @@ use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Number of states in a batch.
-pub const BATCH: usize = 4096;
+pub const BATCH_SIZE: usize = 4096;
 
-pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/phase_twin.bpf.o"));
+pub(crate) static TWIN_OBJECT: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/phase_twin.bpf.o"));
 
 mirrors! {
     #[cfg(test)]
@@ -23,33 +24,33 @@ mirrors! {
         /// `struct classify_batch`: samples in, phases out.
         pub struct ClassifyBatch = "classify_batch" {
             config: RawPhaseConfig,
-            samples: [RawPhaseSample; BATCH],
-            phases: [u8; BATCH],
+            samples: [RawPhaseSample; BATCH_SIZE],
+            phases: [u8; BATCH_SIZE],
         }
 
         /// `struct detect_batch`: tasks, each sampled once at its own time and changed in place.
         pub struct DetectBatch = "detect_batch" {
             config: RawPhaseConfig,
-            now_ns: [u64; BATCH],
-            tasks: [RawTaskState; BATCH],
+            now_ns: [u64; BATCH_SIZE],
+            tasks: [RawTaskState; BATCH_SIZE],
         }
 
         /// `struct track_batch`: tasks, each given one event at its own time and changed in place. The first event of a
         /// task, whose phase word is 0, only starts its tracker.
         pub struct TrackBatch = "track_batch" {
             config: TrackerConfig,
-            at_ns: [u64; BATCH],
-            events: [u8; BATCH],
-            tasks: [RawTaskState; BATCH],
+            at_ns: [u64; BATCH_SIZE],
+            events: [u8; BATCH_SIZE],
+            tasks: [RawTaskState; BATCH_SIZE],
         }
 
         /// `struct publish_batch`: tasks, each of which publishes its class at `now_ns`, and their class words at
         /// `read_ns`.
         pub struct PublishBatch = "publish_batch" {
-            now_ns: [u64; BATCH],
-            read_ns: [u64; BATCH],
-            words: [ClassWord; BATCH],
-            tasks: [RawTaskState; BATCH],
+            now_ns: [u64; BATCH_SIZE],
+            read_ns: [u64; BATCH_SIZE],
+            words: [ClassWord; BATCH_SIZE],
+            tasks: [RawTaskState; BATCH_SIZE],
         }
     }
 }
@@ -62,7 +63,7 @@ pub struct PhaseTwin {
 impl PhaseTwin {
     /// Loads the programs that were built with this crate.
     pub fn load() -> libbpf_rs::Result<Self> {
-        Self::load_object(OBJECT)
+        Self::load_object(TWIN_OBJECT)
     }
 
     /// Loads the programs from another build of `phase_twin.bpf.c`.
@@ -102,13 +103,13 @@ impl PhaseTwin {
     where
         B: FromBytes + IntoBytes + Immutable,
     {
-        let map = self.map(name)?;
+        let map = self.find_map(name)?;
         let key = 0_u32.to_ne_bytes();
         map.update(&key, batch.as_bytes(), MapFlags::ANY)?;
         self.run_in_place(name)?;
         let result = map
             .lookup(&key, MapFlags::ANY)?
-            .ok_or_else(|| missing(name))?;
+            .ok_or_else(|| missing_error(name))?;
         batch.as_mut_bytes().copy_from_slice(&result);
         Ok(())
     }
@@ -119,23 +120,23 @@ impl PhaseTwin {
             .object
             .progs_mut()
             .find(|program| program.name() == name)
-            .ok_or_else(|| missing(name))?;
+            .ok_or_else(|| missing_error(name))?;
         match program.test_run(ProgramInput::default())?.return_value as i32 {
-            done if done == BATCH as i32 => Ok(()),
+            done if done == BATCH_SIZE as i32 => Ok(()),
             done => Err(std::io::Error::other(format!(
-                "the BPF program {name} handled {done} of {BATCH} states"
+                "the BPF program {name} handled {done} of {BATCH_SIZE} states"
             ))
             .into()),
         }
     }
 
-    fn map(&self, name: &str) -> libbpf_rs::Result<MapHandle> {
+    fn find_map(&self, name: &str) -> libbpf_rs::Result<MapHandle> {
         let name = format!("{name}_map");
         let map = self.object.maps().find(|map| *map.name() == *name);
-        MapHandle::try_from(&map.ok_or_else(|| missing(&name))?)
+        MapHandle::try_from(&map.ok_or_else(|| missing_error(&name))?)
     }
 }
 
-fn missing(name: &str) -> libbpf_rs::Error {
+fn missing_error(name: &str) -> libbpf_rs::Error {
     std::io::Error::other(format!("the BPF object has no {name}")).into()
 }

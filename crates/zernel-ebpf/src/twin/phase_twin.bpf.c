@@ -21,32 +21,32 @@ ZERNEL_IN_BTF(enum, zernel_class_bits);
 ZERNEL_IN_BTF(enum, zernel_class_flags);
 ZERNEL_IN_BTF(enum, zernel_heart);
 
-#define BATCH 4096
+#define BATCH_SIZE 4096
 
 struct classify_batch {
 	struct zernel_phase_config config;
-	struct zernel_phase_sample samples[BATCH];
-	__u8 phases[BATCH];
+	struct zernel_phase_sample samples[BATCH_SIZE];
+	__u8 phases[BATCH_SIZE];
 };
 
 struct detect_batch {
 	struct zernel_phase_config config;
-	__u64 now_ns[BATCH];
-	struct zernel_task_state tasks[BATCH];
+	__u64 now_ns[BATCH_SIZE];
+	struct zernel_task_state tasks[BATCH_SIZE];
 };
 
 struct track_batch {
 	struct zernel_tracker_config config;
-	__u64 at_ns[BATCH];
-	__u8 events[BATCH];
-	struct zernel_task_state tasks[BATCH];
+	__u64 at_ns[BATCH_SIZE];
+	__u8 events[BATCH_SIZE];
+	struct zernel_task_state tasks[BATCH_SIZE];
 };
 
 struct publish_batch {
-	__u64 now_ns[BATCH];
-	__u64 read_ns[BATCH];
-	__u64 words[BATCH];
-	struct zernel_task_state tasks[BATCH];
+	__u64 now_ns[BATCH_SIZE];
+	__u64 read_ns[BATCH_SIZE];
+	__u64 words[BATCH_SIZE];
+	struct zernel_task_state tasks[BATCH_SIZE];
 };
 
 struct {
@@ -81,7 +81,7 @@ static const __u32 zero = 0;
 
 static long classify_one(__u32 index, struct classify_batch **batch)
 {
-	if (index >= BATCH)
+	if (index >= BATCH_SIZE)
 		return 1;
 	(*batch)->phases[index] = zernel_classify(&(*batch)->config, &(*batch)->samples[index]);
 	return 0;
@@ -92,12 +92,12 @@ int classify(void *ctx)
 {
 	struct classify_batch *batch = bpf_map_lookup_elem(&classify_map, &zero);
 
-	return batch ? bpf_loop(BATCH, classify_one, &batch, 0) : -1;
+	return batch ? bpf_loop(BATCH_SIZE, classify_one, &batch, 0) : -1;
 }
 
 static long detect_one(__u32 index, struct detect_batch **batch)
 {
-	if (index >= BATCH)
+	if (index >= BATCH_SIZE)
 		return 1;
 	zernel_detect(&(*batch)->config, &(*batch)->tasks[index], (*batch)->now_ns[index]);
 	return 0;
@@ -108,20 +108,20 @@ int detect(void *ctx)
 {
 	struct detect_batch *batch = bpf_map_lookup_elem(&detect_map, &zero);
 
-	return batch ? bpf_loop(BATCH, detect_one, &batch, 0) : -1;
+	return batch ? bpf_loop(BATCH_SIZE, detect_one, &batch, 0) : -1;
 }
 
 static long track_one(__u32 index, struct track_batch **batch)
 {
 	struct zernel_task_state *task;
 
-	if (index >= BATCH)
+	if (index >= BATCH_SIZE)
 		return 1;
 	task = &(*batch)->tasks[index];
 	if (!task->phase_word)
-		zernel_track_begin(task, (*batch)->at_ns[index]);
+		zernel_begin_tracking(task, (*batch)->at_ns[index]);
 	else
-		zernel_track(&(*batch)->config, task, (*batch)->at_ns[index],
+		zernel_track_event(&(*batch)->config, task, (*batch)->at_ns[index],
 			     (*batch)->events[index]);
 	return 0;
 }
@@ -132,14 +132,14 @@ int track(void *ctx)
 {
 	struct track_batch *batch = bpf_map_lookup_elem(&track_map, &zero);
 
-	return batch ? bpf_loop(BATCH, track_one, &batch, 0) : -1;
+	return batch ? bpf_loop(BATCH_SIZE, track_one, &batch, 0) : -1;
 }
 
 static long publish_one(__u32 index, struct publish_batch **batch)
 {
 	struct zernel_task_state *task;
 
-	if (index >= BATCH)
+	if (index >= BATCH_SIZE)
 		return 1;
 	task = &(*batch)->tasks[index];
 	zernel_publish_class(task, (*batch)->now_ns[index]);
@@ -152,7 +152,7 @@ int publish(void *ctx)
 {
 	struct publish_batch *batch = bpf_map_lookup_elem(&publish_map, &zero);
 
-	return batch ? bpf_loop(BATCH, publish_one, &batch, 0) : -1;
+	return batch ? bpf_loop(BATCH_SIZE, publish_one, &batch, 0) : -1;
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -10,10 +10,10 @@ use std::thread;
 use libloading::Library;
 
 /// The argument that makes this program a helper.
-pub(crate) const ARGUMENT: &str = "be-the-helper";
+pub(crate) const HELPER_ARGUMENT: &str = "be-the-helper";
 
 /// More than the events that fit into the ring buffer.
-const MANY: usize = 5000;
+const LOADS_IN_A_LOOP: usize = 5000;
 
 /// A helper under control.
 pub(crate) struct Helper {
@@ -30,7 +30,7 @@ impl Helper {
     /// The command that runs a helper.
     pub(crate) fn command() -> Command {
         let mut command = Command::new(env::current_exe().unwrap());
-        command.arg(ARGUMENT);
+        command.arg(HELPER_ARGUMENT);
         command
     }
 
@@ -60,12 +60,12 @@ impl Helper {
 
     /// Sends a command and waits until the helper has run it.
     pub(crate) fn run(&mut self, order: &str) {
-        self.order(order);
+        self.send_order(order);
         self.expect_done();
     }
 
     /// Sends a command without waiting for its end.
-    pub(crate) fn order(&mut self, order: &str) {
+    pub(crate) fn send_order(&mut self, order: &str) {
         writeln!(self.stdin, "{order}").unwrap();
     }
 
@@ -89,20 +89,20 @@ impl Drop for Helper {
 
 /// The helper's side.
 pub(crate) fn main() -> ExitCode {
-    done();
+    report_done();
     for order in io::stdin().lock().lines() {
         let order = order.unwrap();
         match order.split_once(' ') {
             Some(("load", path)) => std::mem::forget(load(path)),
-            Some(("load-and-unload", path)) => (0..MANY).for_each(|_| drop(load(path))),
-            _ => obey(&order),
+            Some(("load-and-unload", path)) => (0..LOADS_IN_A_LOOP).for_each(|_| drop(load(path))),
+            _ => run_order(&order),
         }
-        done();
+        report_done();
     }
     ExitCode::SUCCESS
 }
 
-fn done() {
+fn report_done() {
     println!("done");
 }
 
@@ -111,24 +111,24 @@ fn load(path: &str) -> Library {
     unsafe { Library::new(path) }.unwrap()
 }
 
-fn obey(order: &str) {
+fn run_order(order: &str) {
     match order {
-        "fork" => fork_one_that_waits(),
-        "execute" => execute(),
-        "execute-in-a-thread" => thread::spawn(execute).join().unwrap(),
+        "fork" => fork_waiting_child(),
+        "execute" => exec_sleep(),
+        "execute-in-a-thread" => thread::spawn(exec_sleep).join().unwrap(),
         "end-a-thread" => thread::spawn(|| ()).join().unwrap(),
-        "lose-the-leader" => lose_the_leader(),
+        "lose-the-leader" => exit_first_thread(),
         _ => panic!("what is {order}?"),
     }
 }
 
-fn execute() {
+fn exec_sleep() {
     let error = Command::new("sleep").arg("1000").exec();
     panic!("sleep does not run: {error}");
 }
 
 /// The child lives as long as the helper does.
-fn fork_one_that_waits() {
+fn fork_waiting_child() {
     let parent = std::process::id();
     // SAFETY: this program has one thread.
     let pid = unsafe { libc::fork() };
@@ -146,13 +146,13 @@ fn fork_one_that_waits() {
 }
 
 /// Ends this thread but not the process.
-fn lose_the_leader() {
+fn exit_first_thread() {
     thread::spawn(|| {
         loop {
             thread::park();
         }
     });
-    done();
+    report_done();
     // SAFETY: ends this thread alone; nothing that it owns is used by the other one.
     unsafe {
         libc::syscall(libc::SYS_exit, 0);

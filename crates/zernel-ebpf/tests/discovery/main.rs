@@ -21,7 +21,7 @@ use zernel_testkit::{Need, eventually, eventually_ok, root, trial, vm};
 use helper::Helper;
 
 fn main() -> ExitCode {
-    if env::args().nth(1).as_deref() == Some(helper::ARGUMENT) {
+    if env::args().nth(1).as_deref() == Some(helper::HELPER_ARGUMENT) {
         return helper::main();
     }
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
@@ -52,16 +52,20 @@ fn main() -> ExitCode {
             forks_and_exits_are_reported,
         ),
         trial("an_exec_is_reported", &needs, an_exec_is_reported),
-        trial("threads_are_no_processes", &needs, threads_are_no_processes),
         trial(
-            "a_replaced_file_is_another",
+            "a_thread_is_not_reported_as_a_process",
             &needs,
-            a_replaced_file_is_another,
+            a_thread_is_not_reported_as_a_process,
         ),
         trial(
-            "a_mount_namespace_hides_nothing",
+            "a_replaced_library_is_reported_again",
             &needs,
-            a_mount_namespace_hides_nothing,
+            a_replaced_library_is_reported_again,
+        ),
+        trial(
+            "files_in_a_mount_namespace_are_found",
+            &needs,
+            files_in_a_mount_namespace_are_found,
         ),
         trial(
             "the_file_under_overlayfs_is_reported",
@@ -69,14 +73,14 @@ fn main() -> ExitCode {
             the_file_under_overlayfs_is_reported,
         ),
         trial(
-            "a_private_loader_is_probed",
+            "a_copied_dynamic_loader_is_probed",
             &needs,
-            a_private_loader_is_probed,
+            a_copied_dynamic_loader_is_probed,
         ),
         trial(
-            "a_process_without_leader_is_found",
+            "a_process_whose_first_thread_exited_is_found",
             &needs,
-            a_process_without_leader_is_found,
+            a_process_whose_first_thread_exited_is_found,
         ),
         trial(
             "procfs_and_iterator_agree",
@@ -84,14 +88,14 @@ fn main() -> ExitCode {
             procfs_and_iterator_agree,
         ),
         trial(
-            "a_thousand_short_processes_leave_nothing",
+            "a_thousand_short_processes_leave_no_entries",
             &needs,
-            a_thousand_short_processes,
+            a_thousand_short_processes_leave_no_entries,
         ),
         trial(
-            "an_overflow_is_followed_by_a_scan",
+            "a_full_event_buffer_causes_a_scan",
             &needs,
-            an_overflow_is_followed_by_a_scan,
+            a_full_event_buffer_causes_a_scan,
         ),
         trial(
             "loading_in_a_loop_loses_nothing",
@@ -103,10 +107,10 @@ fn main() -> ExitCode {
             &needs,
             missing_privilege_is_reported,
         ),
-        trial("all_this_holds_on_an_old_kernel", &oldest, || {
+        trial("the_trials_pass_on_an_old_kernel", &oldest, || {
             other_kernels::run("6.1");
         }),
-        trial("all_this_holds_on_a_new_kernel", &newest, || {
+        trial("the_trials_pass_on_a_new_kernel", &newest, || {
             other_kernels::run("7.2");
         }),
     ])
@@ -122,15 +126,15 @@ impl Libraries {
         Self(directory)
     }
 
-    fn cuda(&self) -> PathBuf {
-        self.named("libcuda.so.1")
+    fn cuda_path(&self) -> PathBuf {
+        self.path_of("libcuda.so.1")
     }
 
-    fn nccl(&self) -> PathBuf {
-        self.named("libnccl.so.2")
+    fn nccl_path(&self) -> PathBuf {
+        self.path_of("libnccl.so.2")
     }
 
-    fn named(&self, name: &str) -> PathBuf {
+    fn path_of(&self, name: &str) -> PathBuf {
         self.0.path().canonicalize().unwrap().join(name)
     }
 }
@@ -151,7 +155,7 @@ fn find_library(
     })
 }
 
-fn cuda_of(events: &[ProcessEvent], pid: u32) -> Option<(ProcessKey, MappedFile)> {
+fn find_cuda_of(events: &[ProcessEvent], pid: u32) -> Option<(ProcessKey, MappedFile)> {
     find_library(events, pid, LibraryKind::Cuda)
 }
 
@@ -165,14 +169,14 @@ fn poll_until<T>(discovery: &mut Discovery, wanted: impl Fn(&[ProcessEvent]) -> 
 }
 
 fn poll_for_cuda(discovery: &mut Discovery, pid: u32) -> (ProcessKey, MappedFile) {
-    poll_until(discovery, |events| cuda_of(events, pid))
+    poll_until(discovery, |events| find_cuda_of(events, pid))
 }
 
 fn poll_for(discovery: &mut Discovery, wanted: &ProcessEvent) {
     poll_until(discovery, |events| events.contains(wanted).then_some(()));
 }
 
-fn is_same(file: &MappedFile, library: &Path) {
+fn assert_same_file(file: &MappedFile, library: &Path) {
     assert_eq!(file.path, library);
     assert!(fs::read(&file.map_files).unwrap() == fs::read(library).unwrap());
 }
@@ -180,12 +184,12 @@ fn is_same(file: &MappedFile, library: &Path) {
 fn running_processes_are_found() {
     let libraries = Libraries::new();
     let mut helper = Helper::spawn();
-    helper.load(&libraries.cuda());
+    helper.load(&libraries.cuda_path());
     let mut discovery = Discovery::start().unwrap();
-    let (process, file) = cuda_of(&discovery.scan().unwrap(), helper.pid()).unwrap();
-    is_same(&file, &libraries.cuda());
+    let (process, file) = find_cuda_of(&discovery.scan().unwrap(), helper.pid()).unwrap();
+    assert_same_file(&file, &libraries.cuda_path());
     assert!(process.is_alive());
-    assert_eq!(cuda_of(&discovery.scan().unwrap(), helper.pid()), None);
+    assert_eq!(find_cuda_of(&discovery.scan().unwrap(), helper.pid()), None);
     helper.kill();
     assert!(!process.is_alive());
     let events = discovery.scan().unwrap();
@@ -199,27 +203,27 @@ fn a_late_dlopen_is_reported() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let mut helper = Helper::spawn();
-    assert_eq!(cuda_of(&discovery.scan().unwrap(), helper.pid()), None);
-    helper.load(&libraries.cuda());
+    assert_eq!(find_cuda_of(&discovery.scan().unwrap(), helper.pid()), None);
+    helper.load(&libraries.cuda_path());
     let (_, file) = poll_for_cuda(&mut discovery, helper.pid());
-    is_same(&file, &libraries.cuda());
-    assert_eq!(cuda_of(&discovery.scan().unwrap(), helper.pid()), None);
+    assert_same_file(&file, &libraries.cuda_path());
+    assert_eq!(find_cuda_of(&discovery.scan().unwrap(), helper.pid()), None);
     assert_eq!(discovery.missed_by_events(), 0);
 }
 
 fn a_preloaded_library_is_reported() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
-    let helper = Helper::spawn_with(Helper::command().env("LD_PRELOAD", libraries.cuda()));
+    let helper = Helper::spawn_with(Helper::command().env("LD_PRELOAD", libraries.cuda_path()));
     let (_, file) = poll_for_cuda(&mut discovery, helper.pid());
-    is_same(&file, &libraries.cuda());
+    assert_same_file(&file, &libraries.cuda_path());
 }
 
 fn forks_and_exits_are_reported() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let mut helper = Helper::spawn();
-    helper.load(&libraries.cuda());
+    helper.load(&libraries.cuda_path());
     let (parent, _) = poll_for_cuda(&mut discovery, helper.pid());
     helper.run("fork");
     let child = poll_until(&mut discovery, |events| {
@@ -227,9 +231,9 @@ fn forks_and_exits_are_reported() {
             ProcessEvent::Forked { parent: p, child } if *p == parent => Some(*child),
             _ => None,
         })?;
-        cuda_of(events, child.pid)
+        find_cuda_of(events, child.pid)
     });
-    is_same(&child.1, &libraries.cuda());
+    assert_same_file(&child.1, &libraries.cuda_path());
     helper.kill();
     poll_until(&mut discovery, |events| {
         let exited = |process| events.contains(&ProcessEvent::Exited { process });
@@ -242,24 +246,24 @@ fn an_exec_is_reported() {
     for order in ["execute", "execute-in-a-thread"] {
         let mut discovery = Discovery::start().unwrap();
         let mut helper = Helper::spawn();
-        helper.load(&libraries.cuda());
+        helper.load(&libraries.cuda_path());
         let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
-        helper.order(order);
+        helper.send_order(order);
         poll_for(&mut discovery, &ProcessEvent::Executed { process });
         assert!(process.is_alive());
         let events = discovery.scan().unwrap();
-        assert_eq!(cuda_of(&events, process.pid), None);
+        assert_eq!(find_cuda_of(&events, process.pid), None);
     }
 }
 
-fn threads_are_no_processes() {
+fn a_thread_is_not_reported_as_a_process() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let mut helper = Helper::spawn();
-    helper.load(&libraries.cuda());
+    helper.load(&libraries.cuda_path());
     let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
     helper.run("end-a-thread");
-    helper.load(&libraries.nccl());
+    helper.load(&libraries.nccl_path());
     poll_until(&mut discovery, |events| {
         let of_thread = |event: &&ProcessEvent| match event {
             ProcessEvent::Forked { parent, .. } => *parent == process,
@@ -270,9 +274,9 @@ fn threads_are_no_processes() {
     });
 }
 
-fn a_replaced_file_is_another() {
+fn a_replaced_library_is_reported_again() {
     let libraries = Libraries::new();
-    let library = libraries.cuda();
+    let library = libraries.cuda_path();
     let mut old = Helper::spawn();
     old.load(&library);
     let old_content = fs::read(&library).unwrap();
@@ -280,8 +284,8 @@ fn a_replaced_file_is_another() {
     let mut new = Helper::spawn();
     new.load(&library);
     let events = Discovery::start().unwrap().scan().unwrap();
-    let (_, old_file) = cuda_of(&events, old.pid()).unwrap();
-    let (_, new_file) = cuda_of(&events, new.pid()).unwrap();
+    let (_, old_file) = find_cuda_of(&events, old.pid()).unwrap();
+    let (_, new_file) = find_cuda_of(&events, new.pid()).unwrap();
     assert_eq!(old_file.device, new_file.device);
     assert_ne!(old_file.inode, new_file.inode);
     assert_eq!(
@@ -289,7 +293,7 @@ fn a_replaced_file_is_another() {
         PathBuf::from(format!("{} (deleted)", library.display()))
     );
     assert!(fs::read(&old_file.map_files).unwrap() == old_content);
-    is_same(&new_file, &library);
+    assert_same_file(&new_file, &library);
 }
 
 /// Runs a shell script in a mount namespace of its own, and then a helper there.
@@ -298,14 +302,14 @@ fn helper_in_namespace(script: &str) -> Helper {
     let script = format!(
         "set -e; {script}; exec {} {}",
         program.display(),
-        helper::ARGUMENT
+        helper::HELPER_ARGUMENT
     );
     Helper::spawn_with(Command::new("unshare").args(["--mount", "sh", "-c", &script]))
 }
 
-fn a_mount_namespace_hides_nothing() {
+fn files_in_a_mount_namespace_are_found() {
     let libraries = Libraries::new();
-    let outside = libraries.cuda();
+    let outside = libraries.cuda_path();
     let place = tempfile::tempdir().unwrap();
     let place = place.path().display();
     let mut discovery = Discovery::start().unwrap();
@@ -324,7 +328,7 @@ fn a_mount_namespace_hides_nothing() {
 /// Container images are layers of an overlayfs: a probe is attached to the file in its layer.
 fn the_file_under_overlayfs_is_reported() {
     let libraries = Libraries::new();
-    let lower = libraries.cuda();
+    let lower = libraries.cuda_path();
     let place = tempfile::tempdir().unwrap();
     let place = place.path().display();
     let mut discovery = Discovery::start().unwrap();
@@ -354,7 +358,7 @@ fn overlayfs() -> Need {
     }
 }
 
-fn a_private_loader_is_probed() {
+fn a_copied_dynamic_loader_is_probed() {
     let libraries = Libraries::new();
     let loader = interpreter();
     let place = tempfile::tempdir().unwrap();
@@ -385,9 +389,9 @@ fn a_private_loader_is_probed() {
         let mut helper = starting.join().unwrap();
         // The start of the helper is the only sign of the new loader.
         poll_while(&mut discovery, |discovery| !is_watched(discovery));
-        helper.load(&libraries.cuda());
+        helper.load(&libraries.cuda_path());
         let (_, file) = poll_for_cuda(&mut discovery, helper.pid());
-        is_same(&file, &libraries.cuda());
+        assert_same_file(&file, &libraries.cuda_path());
         helper.kill();
         discovery.scan().unwrap();
         assert!(!is_watched(&discovery));
@@ -413,10 +417,10 @@ fn poll_while(discovery: &mut Discovery, condition: impl Fn(&Discovery) -> bool)
     });
 }
 
-fn a_process_without_leader_is_found() {
+fn a_process_whose_first_thread_exited_is_found() {
     let libraries = Libraries::new();
     let mut helper = Helper::spawn();
-    helper.load(&libraries.cuda());
+    helper.load(&libraries.cuda_path());
     helper.run("lose-the-leader");
     let stat = format!("/proc/{}/stat", helper.pid());
     eventually("the leader is a zombie", || {
@@ -424,8 +428,8 @@ fn a_process_without_leader_is_found() {
     });
     for start in [Discovery::start, Discovery::start_without_iterator] {
         let mut discovery = start().unwrap();
-        let (process, file) = cuda_of(&discovery.scan().unwrap(), helper.pid()).unwrap();
-        is_same(&file, &libraries.cuda());
+        let (process, file) = find_cuda_of(&discovery.scan().unwrap(), helper.pid()).unwrap();
+        assert_same_file(&file, &libraries.cuda_path());
         assert!(process.is_alive());
     }
 }
@@ -436,12 +440,12 @@ fn procfs_and_iterator_agree() {
     let mut iterator = Discovery::start().unwrap();
     let mut procfs = Discovery::start_without_iterator().unwrap();
     assert!(iterator.uses_iterator() && !procfs.uses_iterator());
-    helper.load(&libraries.cuda());
+    helper.load(&libraries.cuda_path());
     let found_by_iterator = poll_for_cuda(&mut iterator, helper.pid());
     let found_by_procfs = poll_for_cuda(&mut procfs, helper.pid());
     assert_eq!(found_by_iterator, found_by_procfs);
     let mut procfs = Discovery::start_without_iterator().unwrap();
-    let scanned = cuda_of(&procfs.scan().unwrap(), helper.pid());
+    let scanned = find_cuda_of(&procfs.scan().unwrap(), helper.pid());
     assert_eq!(scanned, Some(found_by_iterator));
 }
 
@@ -451,7 +455,7 @@ fn run_short_process() {
     assert!(status.success());
 }
 
-fn a_thousand_short_processes() {
+fn a_thousand_short_processes_leave_no_entries() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let storm = thread::spawn(|| (0..1000).for_each(|_| run_short_process()));
@@ -460,28 +464,28 @@ fn a_thousand_short_processes() {
     }
     storm.join().unwrap();
     let mut helper = Helper::spawn();
-    helper.load(&libraries.cuda());
+    helper.load(&libraries.cuda_path());
     let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
     helper.kill();
     poll_for(&mut discovery, &ProcessEvent::Exited { process });
 }
 
-fn an_overflow_is_followed_by_a_scan() {
+fn a_full_event_buffer_causes_a_scan() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let mut helper = Helper::spawn();
     let mut left = 20_000;
-    while discovery.lost() == 0 {
+    while discovery.lost_event_count() == 0 {
         assert!(left > 0, "nothing was lost");
         run_short_process();
         left -= 1;
     }
     // The event of this load is lost, because the ring buffer is full.
-    helper.load(&libraries.cuda());
+    helper.load(&libraries.cuda_path());
     let events = discovery.poll(Duration::ZERO).unwrap();
-    let (process, _) = cuda_of(&events, helper.pid()).unwrap();
+    let (process, _) = find_cuda_of(&events, helper.pid()).unwrap();
     // From now on the ring buffer has room, and events arrive again.
-    helper.load(&libraries.nccl());
+    helper.load(&libraries.nccl_path());
     poll_until(&mut discovery, |events| {
         find_library(events, helper.pid(), LibraryKind::Nccl)
     });
@@ -495,8 +499,8 @@ fn loading_in_a_loop_loses_nothing() {
     let mut discovery = Discovery::start().unwrap();
     let mut helper = Helper::spawn();
     helper.run("load-and-unload libutil.so.1");
-    helper.load(&libraries.cuda());
-    assert_eq!(discovery.lost(), 0);
+    helper.load(&libraries.cuda_path());
+    assert_eq!(discovery.lost_event_count(), 0);
     poll_for_cuda(&mut discovery, helper.pid());
 }
 

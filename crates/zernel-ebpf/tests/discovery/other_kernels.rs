@@ -18,7 +18,7 @@ const PROGRAMS: [&str; 7] = [
     "/usr/bin/unshare",
 ];
 /// Loaded by a trial, not linked to anything.
-const LIBRARY: &str = "libutil.so.1";
+const LOADED_LIBRARY: &str = "libutil.so.1";
 
 /// Runs the trials on the kernel `version`, without those that need thousands of processes.
 pub(crate) fn run(version: &str) {
@@ -30,7 +30,7 @@ pub(crate) fn run(version: &str) {
         "--skip=kernel",
     ];
     let outcome = VmSpec::new(vm::obtain_kernel_of_version(version).unwrap())
-        .files(files())
+        .files(guest_files())
         .environment(zernel_testkit::REQUIRE_VARIABLE, "root,bpf")
         .command_timeout(Duration::from_secs(300))
         .run(own_program, arguments)
@@ -40,7 +40,7 @@ pub(crate) fn run(version: &str) {
     assert!(output.contains("13 passed"), "{output}");
 }
 
-fn files() -> Initramfs {
+fn guest_files() -> Initramfs {
     let mut files = Initramfs::new();
     for program in PROGRAMS {
         files.add_program(program).unwrap();
@@ -50,7 +50,7 @@ fn files() -> Initramfs {
         let path = built.join(library);
         files.add_host_file(&path, &path).unwrap();
     }
-    let system = super::interpreter().with_file_name(LIBRARY);
+    let system = super::interpreter().with_file_name(LOADED_LIBRARY);
     files.add_host_file(&system, &system).unwrap();
     files
 }

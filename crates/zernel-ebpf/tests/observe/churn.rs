@@ -93,7 +93,7 @@ fn blocked_ns(process: &ObservedProcess) -> u64 {
 }
 
 /// The index of a process whose exit takes seconds is used by another process meanwhile.
-pub(crate) fn a_slow_exit_is_not_booked_to_another_process() {
+pub(crate) fn a_slow_exit_adds_no_time_to_another_process() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut slow = stage.start_target("exits_slowly", 600);

@@ -128,13 +128,13 @@ pub(crate) fn classes_are_published() {
         let word = state.class_word_at(now_ns());
         class == TaskClass::GpuWait
             && reason == ClassReason::GpuSync
-            && word.has(ClassWord::IN_SYNC | ClassWord::DRIVES_STEPS)
+            && word.has_flags(ClassWord::IN_SYNC | ClassWord::DRIVES_STEPS)
     });
     run_part_until(&mut target, "it launches", || {
         let (class, reason, state) = class_of(&observer, pid);
         assert_eq!(state.trainer, pid);
         (class, reason) == (TaskClass::Critical, ClassReason::Computes)
-            && !state.class_word.has(ClassWord::IN_SYNC)
+            && !state.class_word.has_flags(ClassWord::IN_SYNC)
             && state.role() == TaskRole::Trainer
     });
 }

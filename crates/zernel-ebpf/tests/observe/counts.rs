@@ -3,12 +3,12 @@
 use std::thread;
 use std::time::Instant;
 
-use zernel_ebpf::observer::{ProcessCoverage, Rung};
+use zernel_ebpf::observer::{ProcessCoverage, UprobeKind};
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{Driver, Stage, TargetRole, call, out_pointer, try_call};
 
 use crate::harness::{
-    assert_exact, find_process, observe_stage, observe_stage_on_rung, observed_calls,
+    assert_exact, find_process, observe_stage, observe_stage_with_uprobe_kind, observed_calls,
     run_next_parts,
 };
 
@@ -79,20 +79,20 @@ pub(crate) fn make_every_kind_of_call(driver: &Driver, rounds: u64) {
 
 /// A `CUDA_MEMCPY2D` of two rows of 7 bytes each, from device memory to device memory.
 fn memcpy_2d(from: u64, to: u64) -> [u64; 16] {
-    const DEVICE: u64 = 2;
+    const DEVICE_MEMORY_TYPE: u64 = 2;
     let mut words = [0; 16];
-    [words[2], words[4], words[6]] = [DEVICE, from, 8];
-    [words[9], words[11], words[13]] = [DEVICE, to, 8];
+    [words[2], words[4], words[6]] = [DEVICE_MEMORY_TYPE, from, 8];
+    [words[9], words[11], words[13]] = [DEVICE_MEMORY_TYPE, to, 8];
     [words[14], words[15]] = [7, 2];
     words
 }
 
 /// A `CUDA_MEMCPY3D` of three layers, each of two rows of 7 bytes.
 fn memcpy_3d(from: u64, to: u64) -> [u64; 25] {
-    const DEVICE: u64 = 2;
+    const DEVICE_MEMORY_TYPE: u64 = 2;
     let mut words = [0; 25];
-    [words[4], words[6], words[9], words[10]] = [DEVICE, from, 8, 2];
-    [words[15], words[17], words[20], words[21]] = [DEVICE, to, 8, 2];
+    [words[4], words[6], words[9], words[10]] = [DEVICE_MEMORY_TYPE, from, 8, 2];
+    [words[15], words[17], words[20], words[21]] = [DEVICE_MEMORY_TYPE, to, 8, 2];
     [words[22], words[23], words[24]] = [7, 2, 3];
     words
 }
@@ -115,10 +115,10 @@ fn launches_of_two_threads(driver: &Driver, rounds: u64) {
     });
 }
 
-pub(crate) fn every_call_is_counted_on_every_rung() {
-    for rung in Rung::LADDER {
+pub(crate) fn every_call_is_counted_with_every_uprobe_kind() {
+    for rung in UprobeKind::BEST_FIRST {
         let stage = Stage::new(Prologue::Push);
-        let mut observer = observe_stage_on_rung(&stage, rung);
+        let mut observer = observe_stage_with_uprobe_kind(&stage, rung);
         let mut targets: Vec<_> = (0..4)
             .map(|_| stage.start_target("everything", 200))
             .collect();
@@ -157,7 +157,7 @@ pub(crate) fn a_million_calls_of_four_processes_are_counted() {
 }
 
 /// Calls as fast as this machine can. The rate is printed, not asserted.
-pub(crate) fn nothing_is_lost_at_full_speed() {
+pub(crate) fn no_call_is_lost_at_full_speed() {
     const PROCESS_COUNT: u64 = 4;
     const LAUNCHES_PER_PROCESS: u64 = 400_000;
     let stage = Stage::with_machine_alone(Prologue::Push);

@@ -111,7 +111,7 @@ impl DeadFiles {
 
 /// While the file system does not answer, other processes are counted exactly, the file is refused, and the
 /// observer can end.
-pub(crate) fn a_dead_file_system_holds_up_nobody() {
+pub(crate) fn a_hung_file_system_blocks_no_observation() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_files");
     let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
@@ -150,7 +150,7 @@ pub(crate) fn a_library_on_fuse_gets_no_probes() {
 }
 
 /// Other processes are observed although reads of one process's environment do not return.
-pub(crate) fn a_dead_environment_holds_up_nobody() {
+pub(crate) fn an_unreadable_environment_blocks_no_observation() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_environment");
     let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));

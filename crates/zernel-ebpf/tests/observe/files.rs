@@ -57,7 +57,7 @@ fn remaps_files(_driver: &Driver, _rounds: u64) {
 }
 
 /// A process remaps files while it is scanned. Each file gets the probes of the library that it really is.
-pub(crate) fn a_remapped_library_is_taken_for_what_it_is() {
+pub(crate) fn a_remapped_file_gets_the_probes_of_its_own_kind() {
     let stage = Stage::new(Prologue::Push);
     let other = stage.path().join("remapped/libnccl.so.2");
     fs::create_dir(stage.path().join("remapped")).expect("ours");
@@ -229,7 +229,7 @@ pub(crate) fn a_library_is_detached_as_soon_as_it_is_written() {
 
 /// The layers of a container are an overlay file system: the mapped file is not the file that is written
 /// to.
-pub(crate) fn written_to_in_a_layer() {
+pub(crate) fn a_library_written_to_in_an_overlay_layer_is_detached() {
     let stage = Stage::new(Prologue::Push);
     let place = stage.path().join("overlay");
     fs::create_dir(&place).expect("ours");
@@ -320,7 +320,7 @@ fn copy_with_huge_symbol_names(path: &Path, to: &Path) {
     file.set_len(length + content.len() as u64).expect("ours");
 }
 
-pub(crate) fn garbage_is_refused_and_disturbs_nothing() {
+pub(crate) fn a_malformed_library_is_refused() {
     let stage = Stage::new(Prologue::Push);
     let library = stage.path().join("garbage/libcuda.so.1");
     fs::create_dir(stage.path().join("garbage")).expect("ours");
@@ -356,7 +356,7 @@ pub(crate) fn garbage_is_refused_and_disturbs_nothing() {
 }
 
 /// In a container a path names another file than outside.
-pub(crate) fn a_mount_namespace_hides_nothing() {
+pub(crate) fn files_in_a_mount_namespace_are_found() {
     let stage = Stage::new(Prologue::Push);
     let inside = stage.path().join("inside");
     fs::create_dir(&inside).expect("ours");

@@ -113,7 +113,10 @@ fn assert_communicator_is_observed(observer: &mut Observer, stage: &Stage) {
     let mut modest = stage.start_target("communicators", 1);
     modest.run_part();
     observer.read_counts().expect("maps can be read");
-    let communicators = &find_process(observer, modest.pid()).probes.nccl.all;
+    let communicators = &find_process(observer, modest.pid())
+        .probes
+        .nccl
+        .communicators;
     let [only] = &communicators[..] else {
         panic!("{communicators:?}");
     };
@@ -191,5 +194,5 @@ pub(crate) fn one_tenant_has_a_share_of_the_step_marks() {
         observer.read_counts().expect("maps can be read");
     }
     let steps = &find_process(&observer, modest.pid()).steps;
-    assert_eq!((steps.count(), steps.gaps()), (60, 0));
+    assert_eq!((steps.step_count(), steps.gap_count()), (60, 0));
 }

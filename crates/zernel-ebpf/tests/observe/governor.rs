@@ -183,7 +183,7 @@ fn is_launch_sampled(observer: &Observer) -> bool {
         .any(|name| name == "cuLaunchKernel")
 }
 
-pub(crate) fn a_busy_function_is_sampled_until_it_calms() {
+pub(crate) fn a_function_is_sampled_while_it_is_called_often() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.start_target("launches_for", 600_000);
@@ -191,7 +191,7 @@ pub(crate) fn a_busy_function_is_sampled_until_it_calms() {
     target.start_part();
     watcher.wait_until("launches are sampled", is_launch_sampled);
     watcher.wait_until("there are windows", |observer| {
-        observer.probe_cost().windows > 0
+        observer.probe_cost().sampling_windows > 0
     });
     let ceiling = GovernorOptions::default().ceiling;
     watcher.wait_until("the cost is below the ceiling", |observer| {
@@ -221,7 +221,7 @@ pub(crate) fn an_open_call_is_not_lost_when_its_probe_is_detached() {
     let mut target = stage.start_target("checkpoints", 100_000);
     target.start_part();
     watcher.wait_until("there are windows", |observer| {
-        observer.probe_cost().windows > 3
+        observer.probe_cost().sampling_windows > 3
     });
     let observer = watcher.stop();
     let mut sampled = observer.sampled_function_names();
@@ -231,16 +231,16 @@ pub(crate) fn an_open_call_is_not_lost_when_its_probe_is_detached() {
 
 const NOBODY_UID: u32 = 65534;
 
-fn wait_until_rested(watcher: &ObserverOnThread, what: &str, pid: u32, is_rested: bool) {
+fn wait_until_excluded(watcher: &ObserverOnThread, what: &str, pid: u32, is_excluded: bool) {
     watcher.wait_until(what, |observer| {
-        observer.rested_pids().any(|rested| rested == pid) == is_rested
+        observer.excluded_pids().any(|excluded| excluded == pid) == is_excluded
     });
 }
 
 fn options_with_low_ceiling(stage: &Stage) -> ObserverOptions {
     ObserverOptions {
         governor: GovernorOptions {
-            first_rest: Duration::from_secs(2),
+            first_exclusion: Duration::from_secs(2),
             ..GovernorOptions::default()
         },
         ..options_that_count_everything(stage)
@@ -249,7 +249,7 @@ fn options_with_low_ceiling(stage: &Stage) -> ObserverOptions {
 
 /// Functions that determine phases are never sampled. A process that calls functions that cannot be sampled far too often
 /// is not observed for a while, and no probe is left on a library that only its user maps.
-pub(crate) fn a_process_over_the_ceiling_is_rested() {
+pub(crate) fn a_process_over_the_ceiling_is_excluded() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_low_ceiling(&stage));
     let mut target = stage.start_target("waits", 600_000);
@@ -262,7 +262,7 @@ pub(crate) fn a_process_over_the_ceiling_is_rested() {
         let functions = functions_in_ledger(observer, &library.to_string_lossy());
         functions["cuStreamSynchronize"]["state"].clone()
     };
-    wait_until_rested(&watcher, "it is rested", pid, true);
+    wait_until_excluded(&watcher, "it is excluded", pid, true);
     watcher.with_observer(|observer| {
         assert!(blames(observer) && !observer.is_paused());
         assert_eq!(state(observer), "not attached");
@@ -271,8 +271,8 @@ pub(crate) fn a_process_over_the_ceiling_is_rested() {
             ProcessCoverage::Complete
         );
     });
-    wait_until_rested(&watcher, "it is tried again", pid, false);
-    wait_until_rested(&watcher, "to no avail", pid, true);
+    wait_until_excluded(&watcher, "it is tried again", pid, false);
+    wait_until_excluded(&watcher, "to no avail", pid, true);
     target.kill();
     watcher.wait_until("probes are attached again", |observer| {
         state(observer) == "attached"
@@ -309,7 +309,7 @@ pub(crate) fn a_process_above_the_ceiling_takes_no_probes_from_others() {
     }
     let mut greedy = Target::start(command.uid(NOBODY_UID));
     greedy.start_part();
-    wait_until_rested(&watcher, "the greedy one is rested", greedy.pid(), true);
+    wait_until_excluded(&watcher, "the greedy one is excluded", greedy.pid(), true);
     victim.wait_until_done();
     watcher.with_observer(|observer| {
         observer.read_counts().expect("maps can be read");
@@ -322,7 +322,7 @@ pub(crate) fn a_process_above_the_ceiling_takes_no_probes_from_others() {
 }
 
 /// A process far over the budget raises an alarm before the next check of the overhead.
-pub(crate) fn a_hot_function_raises_an_alarm() {
+pub(crate) fn a_process_far_over_budget_raises_an_alarm() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let mut observer =
         Observer::start(&options_with_default_budget(&stage)).expect("this machine can observe");
@@ -343,14 +343,14 @@ pub(crate) fn a_hot_function_raises_an_alarm() {
 
 /// Without steps, the rate in windows is extrapolated to the whole run time. The 95 % interval contains the truth in
 /// 19 of 20 runs. An interval twice as wide contains the truth in 999 of 1000 runs.
-pub(crate) fn an_estimate_is_within_its_interval() {
+pub(crate) fn the_interval_of_an_estimate_contains_the_truth() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_large_budget(&stage));
     let mut target = stage.start_target("paced", 600_000);
     let pid = target.pid();
     target.start_part();
     watcher.wait_until("there are enough windows", |observer| {
-        observer.probe_cost().windows >= 24
+        observer.probe_cost().sampling_windows >= 24
     });
     target.kill();
     let (launches, truth) = estimated_and_true(watcher, &stage, pid);
@@ -387,7 +387,7 @@ fn estimated_and_true(watcher: ObserverOnThread, stage: &Stage, pid: u32) -> (Ca
         truth,
         launches.calls,
         half_width(launches),
-        observer.probe_cost().windows
+        observer.probe_cost().sampling_windows
     );
     (launches, truth)
 }
@@ -406,7 +406,7 @@ pub(crate) fn launches_are_estimated_from_steps() {
     watcher.wait_until("launches are sampled", is_launch_sampled);
     watcher.wait_until("they are reported before the next window", |observer| {
         let process = find_process(observer, pid);
-        let steps = process.steps.count();
+        let steps = process.steps.step_count();
         steps > 50 && observed_calls(process)["cuLaunchKernel"].calls > 290 * steps
     });
     wait_for_interval(&watcher, pid);
@@ -429,9 +429,9 @@ pub(crate) fn wait_for_interval(watcher: &ObserverOnThread, pid: u32) {
     watcher.wait_until("launches per step have an interval", |observer| {
         let mut processes = observer.processes();
         let process = processes.find(|process| process.pid == pid);
-        let is_long = |process: &&ObservedProcess| process.steps.count() >= 100;
-        let process =
-            process.filter(|process| is_long(process) && observer.probe_cost().windows >= 2);
+        let is_long = |process: &&ObservedProcess| process.steps.step_count() >= 100;
+        let process = process
+            .filter(|process| is_long(process) && observer.probe_cost().sampling_windows >= 2);
         let per_step = process.and_then(ObservedProcess::launches_per_step);
         per_step.is_some_and(|per_step| per_step.half_width.is_some())
     });
@@ -497,7 +497,7 @@ pub(crate) fn phases_are_right_while_launches_are_sampled() {
     watcher.wait_until("launches are sampled", is_launch_sampled);
     let times = |observer: &Observer| {
         let phases = find_process(observer, pid).phases.as_ref();
-        phases.expect("it drives steps").times.clone()
+        phases.expect("it drives steps").phase_times.clone()
     };
     let before = watcher.with_observer(|observer| times(observer));
     target.wait_until_done();
@@ -510,7 +510,7 @@ pub(crate) fn phases_are_right_while_launches_are_sampled() {
     assert!(computing > 8 * loading, "{before:?} to {after:?}");
 }
 
-pub(crate) fn a_slow_program_is_counted_exactly() {
+pub(crate) fn a_program_within_the_budget_is_not_sampled() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.start_target("slow", 150);

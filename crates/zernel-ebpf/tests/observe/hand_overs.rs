@@ -23,9 +23,9 @@ pub(crate) const HAND_OVER_ROLES: &[(&str, TargetRole)] = &[
 ];
 
 /// How long a thread of a target waits for its peers in one collective.
-const COLLECTIVE: Duration = Duration::from_millis(50);
+const COLLECTIVE_TIME: Duration = Duration::from_millis(50);
 /// How long a thread of a target works outside of collectives.
-const OTHER_WORK: Duration = Duration::from_millis(400);
+const OTHER_WORK_TIME: Duration = Duration::from_millis(400);
 
 /// Launches, and waits for another thread, which is in collectives for a part of the wait.
 fn await_collectives(driver: &Driver, _rounds: u64) {
@@ -39,7 +39,7 @@ fn await_collectives(driver: &Driver, _rounds: u64) {
         driver.launch_kernel(kernel);
         thread::scope(|scope| {
             scope.spawn(|| {
-                thread::sleep(OTHER_WORK);
+                thread::sleep(OTHER_WORK_TIME);
                 (0..collectives).for_each(|_| wait_for_peers(&torch));
             });
         });
@@ -56,7 +56,7 @@ fn wait_for_peers(torch: &Library) {
         0,
         0
     );
-    thread::park_timeout(COLLECTIVE);
+    thread::park_timeout(COLLECTIVE_TIME);
 }
 
 /// Of a wait for another thread, only the time that this thread is in collectives is communication.
@@ -74,18 +74,18 @@ pub(crate) fn a_wait_is_for_peers_as_long_as_collectives_last() {
         let before = peers_ns();
         target.run_part();
         let waited = peers_ns() - before;
-        let in_collectives = COLLECTIVE * collectives;
+        let in_collectives = COLLECTIVE_TIME * collectives;
         assert!(
-            waited > in_collectives.mul_f64(0.9) && waited < in_collectives + OTHER_WORK / 2,
+            waited > in_collectives.mul_f64(0.9) && waited < in_collectives + OTHER_WORK_TIME / 2,
             "{waited:?} for {collectives} collectives"
         );
     }
 }
 
 /// How long a thread that loads takes for a batch.
-const LOADING: Duration = Duration::from_millis(20);
+const LOADING_TIME: Duration = Duration::from_millis(20);
 /// How long a thread that hands over at once is busy before, so that the other one blocks meanwhile.
-const HAND_OVER: Duration = Duration::from_micros(200);
+const HAND_OVER_TIME: Duration = Duration::from_micros(200);
 /// For how long a thread counts as loading after it handed over data; the kernel counts about a minute.
 const LOADER_TIME: Duration = Duration::from_secs(65);
 
@@ -137,18 +137,18 @@ fn await_another_thread(driver: &Driver, _rounds: u64) {
     let torch = load_library("libtorch_cpu.so");
     driver.open_first_device();
     let helper = Helper::start(spin_for);
-    helper.await_hand_over(HAND_OVER);
+    helper.await_hand_over(HAND_OVER_TIME);
     announce_batch(&torch);
-    let waits = (0..10).map(|_| helper.await_hand_over(HAND_OVER));
+    let waits = (0..10).map(|_| helper.await_hand_over(HAND_OVER_TIME));
     let longest = waits.max().expect("there are waits");
     let path = stage_directory().join(LONGEST_WAIT_FILE);
     fs::write(path, longest.as_micros().to_string()).expect("our directory");
     end_part_and_wait();
-    helper.await_hand_over(LOADING);
-    helper.await_hand_over(HAND_OVER);
+    helper.await_hand_over(LOADING_TIME);
+    helper.await_hand_over(HAND_OVER_TIME);
     end_part_and_wait();
     thread::sleep(LOADER_TIME);
-    helper.await_hand_over(HAND_OVER);
+    helper.await_hand_over(HAND_OVER_TIME);
     end_part_and_wait();
 }
 
@@ -198,34 +198,34 @@ fn await_batches_of_layers(driver: &Driver, rounds: u64) {
     });
     for _ in 0..rounds {
         announce_update(&torch);
-        helper.await_hand_over(LOADING);
+        helper.await_hand_over(LOADING_TIME);
         driver.launch_kernel(kernel);
     }
     end_part_and_wait();
 }
 
 /// Steps of a target that waits for batches of another thread.
-const STEPS: u32 = 10;
+const STEP_COUNT: u32 = 10;
 
 /// Runs a target whose helper makes batches with layers, and returns what was observed.
 fn observe_batches_of_layers() -> (Stage, Target, Observer) {
     let (stage, mut observer) = stage_and_observer();
-    let mut target = stage.start_target("awaits_batches_of_layers", STEPS.into());
+    let mut target = stage.start_target("awaits_batches_of_layers", STEP_COUNT.into());
     target.run_part();
     observer.read_counts().expect("maps can be read");
     (stage, target, observer)
 }
 
 /// Layers are no evidence that a thread runs a training loop: a thread that loads may augment its batches with them.
-pub(crate) fn a_thread_that_calls_layers_may_load() {
+pub(crate) fn a_loading_thread_may_call_layers() {
     let (stage, target, observer) = observe_batches_of_layers();
     assert_eq!(role_of_helper(&stage, &observer), TaskRole::Loader);
     let process = find_process(&observer, target.pid());
     let layers = observed_calls(process)["at::_ops::linear::call"].calls;
-    assert_eq!(layers, u64::from(STEPS));
+    assert_eq!(layers, u64::from(STEP_COUNT));
     let times = process.probes.sched;
     let calling = Duration::from_nanos(times.calling_on_cpu_ns);
-    assert!(calling < LOADING * STEPS / 2, "{times:?}");
+    assert!(calling < LOADING_TIME * STEP_COUNT / 2, "{times:?}");
 }
 
 /// A wait for a thread that loads is a wait for data, also if no copy follows.
@@ -234,7 +234,7 @@ pub(crate) fn a_wait_for_a_thread_that_loads_is_one_for_data() {
     let process = find_process(&observer, target.pid());
     let waits = process.duration_histogram(DurationKind::Dataload);
     let waits = waits.expect("it waited for data");
-    assert_eq!(waits.count, u64::from(STEPS));
+    assert_eq!(waits.count, u64::from(STEP_COUNT));
     let waited = Duration::from_nanos(waits.sum_ns);
-    assert!(waited >= LOADING * STEPS, "{waited:?}");
+    assert!(waited >= LOADING_TIME * STEP_COUNT, "{waited:?}");
 }

@@ -78,7 +78,7 @@ fn attach_and_detach_repeatedly(stage: &Stage, program: &Path, libraries: &Path)
     assert!(status.success(), "{status}");
 }
 
-pub(crate) fn programs_are_not_harmed() {
+pub(crate) fn probed_programs_survive_attaching_and_detaching() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let program = build_cpp_program(&stage);
     let lanes = (0..PARALLEL_LANES).map(|lane| stage.path().join(format!("lane-{lane}")));

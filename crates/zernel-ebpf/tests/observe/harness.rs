@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use zernel_ebpf::observer::{
-    CallCount, GovernorOptions, ObservedProcess, Observer, ObserverOptions, ObserverThread, Rung,
+    CallCount, GovernorOptions, ObservedProcess, Observer, ObserverOptions, ObserverThread,
+    UprobeKind,
 };
 use zernel_ebpf::probes::SYMBOLS;
 use zernel_model::snapshot::{AttachState, Scope};
@@ -36,7 +37,7 @@ pub(crate) fn observe_stage(stage: &Stage) -> Observer {
     start_attached(&options_that_count_everything(stage))
 }
 
-pub(crate) fn observe_stage_on_rung(stage: &Stage, rung: Rung) -> Observer {
+pub(crate) fn observe_stage_with_uprobe_kind(stage: &Stage, rung: UprobeKind) -> Observer {
     start_attached(&ObserverOptions {
         rungs: vec![rung],
         ..options_that_count_everything(stage)

@@ -59,28 +59,28 @@ fn main() -> ExitCode {
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     let trials: &[(&str, fn())] = &[
         (
-            "every_call_is_counted_on_every_rung",
-            counts::every_call_is_counted_on_every_rung,
+            "every_call_is_counted_with_every_uprobe_kind",
+            counts::every_call_is_counted_with_every_uprobe_kind,
         ),
         (
             "a_million_calls_of_four_processes_are_counted",
             counts::a_million_calls_of_four_processes_are_counted,
         ),
         (
-            "nothing_is_lost_at_full_speed",
-            counts::nothing_is_lost_at_full_speed,
+            "no_call_is_lost_at_full_speed",
+            counts::no_call_is_lost_at_full_speed,
         ),
         (
-            "a_busy_function_is_sampled_until_it_calms",
-            governor::a_busy_function_is_sampled_until_it_calms,
+            "a_function_is_sampled_while_it_is_called_often",
+            governor::a_function_is_sampled_while_it_is_called_often,
         ),
         (
-            "a_hot_function_raises_an_alarm",
-            governor::a_hot_function_raises_an_alarm,
+            "a_process_far_over_budget_raises_an_alarm",
+            governor::a_process_far_over_budget_raises_an_alarm,
         ),
         (
-            "a_process_over_the_ceiling_is_rested",
-            governor::a_process_over_the_ceiling_is_rested,
+            "a_process_over_the_ceiling_is_excluded",
+            governor::a_process_over_the_ceiling_is_excluded,
         ),
         (
             "a_process_above_the_ceiling_takes_no_probes_from_others",
@@ -91,8 +91,8 @@ fn main() -> ExitCode {
             governor::an_open_call_is_not_lost_when_its_probe_is_detached,
         ),
         (
-            "an_estimate_is_within_its_interval",
-            governor::an_estimate_is_within_its_interval,
+            "the_interval_of_an_estimate_contains_the_truth",
+            governor::the_interval_of_an_estimate_contains_the_truth,
         ),
         (
             "launches_are_estimated_from_steps",
@@ -107,8 +107,8 @@ fn main() -> ExitCode {
             governor::a_process_that_starts_during_sampling_is_estimated,
         ),
         (
-            "a_slow_program_is_counted_exactly",
-            governor::a_slow_program_is_counted_exactly,
+            "a_program_within_the_budget_is_not_sampled",
+            governor::a_program_within_the_budget_is_not_sampled,
         ),
         (
             "phases_are_right_while_launches_are_sampled",
@@ -135,8 +135,8 @@ fn main() -> ExitCode {
             nccl::communicators_that_are_stored_late_are_seen,
         ),
         (
-            "a_broadcast_by_either_name_is_one",
-            nccl::a_broadcast_by_either_name_is_one,
+            "a_broadcast_is_counted_once_by_either_name",
+            nccl::a_broadcast_is_counted_once_by_either_name,
         ),
         (
             "lost_collectives_are_counted",
@@ -167,16 +167,16 @@ fn main() -> ExitCode {
             memory::memory_belongs_to_the_device_that_is_current_again,
         ),
         (
-            "memory_that_is_mapped_lives_without_its_handle",
-            memory::memory_that_is_mapped_lives_without_its_handle,
+            "mapped_memory_is_in_use_after_release_of_its_handle",
+            memory::mapped_memory_is_in_use_after_release_of_its_handle,
         ),
         (
             "memory_is_freed_with_its_context",
             memory::memory_is_freed_with_its_context,
         ),
         (
-            "sampled_pool_memory_is_left_out",
-            memory::sampled_pool_memory_is_left_out,
+            "sampled_pool_memory_is_not_exported",
+            memory::sampled_pool_memory_is_not_exported,
         ),
         (
             "memory_belongs_to_its_device_while_others_are_sampled",
@@ -195,20 +195,20 @@ fn main() -> ExitCode {
             processes::a_killed_process_is_exported_for_a_while,
         ),
         (
-            "a_pause_of_observing_is_no_step",
-            processes::a_pause_of_observing_is_no_step,
+            "no_step_spans_a_pause_of_observing",
+            processes::no_step_spans_a_pause_of_observing,
         ),
         (
-            "a_process_found_late_is_not_complete",
-            processes::a_process_found_late_is_not_complete,
+            "a_process_found_running_is_not_complete",
+            processes::a_process_found_running_is_not_complete,
         ),
         (
             "thousands_of_short_processes_are_counted",
             processes::thousands_of_short_processes_are_counted,
         ),
         (
-            "a_slow_exit_is_not_booked_to_another_process",
-            churn::a_slow_exit_is_not_booked_to_another_process,
+            "a_slow_exit_adds_no_time_to_another_process",
+            churn::a_slow_exit_adds_no_time_to_another_process,
         ),
         (
             "many_exits_are_cleaned_up_in_one_pass",
@@ -231,8 +231,8 @@ fn main() -> ExitCode {
             processes::an_exit_during_attaching_is_no_error,
         ),
         (
-            "a_whole_node_has_few_series",
-            series::a_whole_node_has_few_series,
+            "the_number_of_series_of_a_node_is_bounded",
+            series::the_number_of_series_of_a_node_is_bounded,
         ),
         (
             "a_replaced_library_is_attached_to_anew",
@@ -251,16 +251,16 @@ fn main() -> ExitCode {
             files::a_library_is_detached_as_soon_as_it_is_written,
         ),
         (
-            "garbage_is_refused_and_disturbs_nothing",
-            files::garbage_is_refused_and_disturbs_nothing,
+            "a_malformed_library_is_refused",
+            files::a_malformed_library_is_refused,
         ),
         (
-            "a_remapped_library_is_taken_for_what_it_is",
-            files::a_remapped_library_is_taken_for_what_it_is,
+            "a_remapped_file_gets_the_probes_of_its_own_kind",
+            files::a_remapped_file_gets_the_probes_of_its_own_kind,
         ),
         (
-            "a_mount_namespace_hides_nothing",
-            files::a_mount_namespace_hides_nothing,
+            "files_in_a_mount_namespace_are_found",
+            files::files_in_a_mount_namespace_are_found,
         ),
         (
             "one_tenant_has_a_share_of_the_probed_files",
@@ -307,8 +307,8 @@ fn main() -> ExitCode {
             shared::states_are_pinned_for_a_scheduler,
         ),
         (
-            "the_first_event_of_a_process_counts",
-            shared::the_first_event_of_a_process_counts,
+            "the_first_event_of_a_process_is_tracked",
+            shared::the_first_event_of_a_process_is_tracked,
         ),
         (
             "pins_of_another_version_are_replaced",
@@ -327,8 +327,8 @@ fn main() -> ExitCode {
             hand_overs::a_thread_that_ends_short_waits_is_no_loader,
         ),
         (
-            "a_thread_that_calls_layers_may_load",
-            hand_overs::a_thread_that_calls_layers_may_load,
+            "a_loading_thread_may_call_layers",
+            hand_overs::a_loading_thread_may_call_layers,
         ),
         (
             "a_wait_for_a_thread_that_loads_is_one_for_data",
@@ -351,7 +351,10 @@ fn main() -> ExitCode {
             shared::readers_see_a_killed_observer_and_the_next,
         ),
         ("pins_outlive_a_restart", shared::pins_outlive_a_restart),
-        ("no_bpffs_is_no_error", shared::no_bpffs_is_no_error),
+        (
+            "an_observer_starts_without_a_bpffs",
+            shared::an_observer_starts_without_a_bpffs,
+        ),
         ("classes_are_published", classes::classes_are_published),
         (
             "the_gpu_of_a_thread_is_published",
@@ -390,14 +393,14 @@ fn main() -> ExitCode {
             tenants::one_tenant_is_a_pod,
         ),
         (
-            "a_dead_environment_holds_up_nobody",
+            "an_unreadable_environment_blocks_no_observation",
             dead_files::FUSE_NEED,
-            dead_files::a_dead_environment_holds_up_nobody,
+            dead_files::an_unreadable_environment_blocks_no_observation,
         ),
         (
-            "a_dead_file_system_holds_up_nobody",
+            "a_hung_file_system_blocks_no_observation",
             dead_files::FUSE_NEED,
-            dead_files::a_dead_file_system_holds_up_nobody,
+            dead_files::a_hung_file_system_blocks_no_observation,
         ),
         (
             "a_library_on_fuse_gets_no_probes",
@@ -410,9 +413,9 @@ fn main() -> ExitCode {
             dead_files::a_library_on_an_overlay_of_fuse_gets_no_probes,
         ),
         (
-            "a_library_that_one_process_had_refused_gets_probes_later",
+            "a_refused_library_gets_probes_when_its_refuser_ends",
             refusing_process::PAGE_FAULTS_ON_TMPFS_NEED,
-            refusing_process::a_library_that_one_process_had_refused_gets_probes_later,
+            refusing_process::a_refused_library_gets_probes_when_its_refuser_ends,
         ),
         (
             "a_library_whose_windows_are_refused_keeps_its_other_probes",
@@ -427,7 +430,7 @@ fn main() -> ExitCode {
         (
             "a_reused_pid_is_another_process",
             processes::next_pid_need(),
-            processes::a_reused_pid,
+            processes::a_reused_pid_is_a_new_process,
         ),
         (
             "a_stripped_library_is_counted",
@@ -437,12 +440,12 @@ fn main() -> ExitCode {
         (
             "a_library_in_a_layer_is_detached_as_soon_as_it_is_written",
             files::overlayfs_need(),
-            files::written_to_in_a_layer,
+            files::a_library_written_to_in_an_overlay_layer_is_detached,
         ),
         (
-            "programs_are_not_harmed",
+            "probed_programs_survive_attaching_and_detaching",
             harm::compiler_need(),
-            harm::programs_are_not_harmed,
+            harm::probed_programs_survive_attaching_and_detaching,
         ),
     ];
     let more = more.map(|(name, need, test)| trial(name, &[needs[0], needs[1], need], test));

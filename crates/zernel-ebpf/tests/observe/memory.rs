@@ -370,7 +370,7 @@ pub(crate) fn memory_belongs_to_its_device_while_others_are_sampled() {
 
 /// A process that allocates from a pool all the time is still observed. Only the pool memory of the process is no
 /// longer exported.
-pub(crate) fn sampled_pool_memory_is_left_out() {
+pub(crate) fn sampled_pool_memory_is_not_exported() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&ObserverOptions {
         governor: GovernorOptions::default(),
@@ -480,7 +480,7 @@ pub(crate) fn memory_belongs_to_the_device_that_is_current_again() {
 }
 
 /// Memory whose handle was released stays in use while it is mapped.
-pub(crate) fn memory_that_is_mapped_lives_without_its_handle() {
+pub(crate) fn mapped_memory_is_in_use_after_release_of_its_handle() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.start_target("mapped_memory", 0);

@@ -8,7 +8,7 @@ use libloading::Symbol;
 use zernel_ebpf::metrics::{self, TextFormat};
 use zernel_ebpf::observer::{GovernorOptions, Observer, ObserverOptions};
 use zernel_ebpf::probes::Communicator;
-use zernel_ebpf::probes::{DurationKind, Operation};
+use zernel_ebpf::probes::{DurationKind, NcclOperation};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
@@ -161,9 +161,9 @@ fn logged_ns_until_sync(stage: &Stage, pid: u32, symbol: &str) -> u64 {
 fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) {
     let process = find_process(observer, pid);
     for (operation, symbol) in [
-        (Operation::AllReduce, "ncclAllReduce"),
-        (Operation::Broadcast, "ncclBroadcast"),
-        (Operation::Send, "ncclSend"),
+        (NcclOperation::AllReduce, "ncclAllReduce"),
+        (NcclOperation::Broadcast, "ncclBroadcast"),
+        (NcclOperation::Send, "ncclSend"),
     ] {
         let seen = process
             .duration_histogram(DurationKind::UntilSync(operation))
@@ -184,7 +184,7 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
 
 /// The hashes of a process' communicators: the first made, and the two made of it.
 fn communicator_hashes(observer: &Observer, pid: u32) -> (u64, Vec<u64>) {
-    let communicators = &find_process(observer, pid).probes.nccl.all;
+    let communicators = &find_process(observer, pid).probes.nccl.communicators;
     let (whole, parts): (Vec<&Communicator>, Vec<_>) = communicators
         .iter()
         .partition(|communicator| communicator.sequence > 0);
@@ -257,7 +257,11 @@ pub(crate) fn communicators_that_are_stored_late_are_seen() {
     let mut target = stage.start_target("late_parts", 1);
     target.run_part();
     observer.read_counts().expect("maps can be read");
-    let communicators = find_process(&observer, target.pid()).probes.nccl.all.iter();
+    let communicators = find_process(&observer, target.pid())
+        .probes
+        .nccl
+        .communicators
+        .iter();
     let mut sequences: Vec<u64> = communicators.map(|made| made.sequence).collect();
     sequences.sort_unstable();
     assert_eq!(sequences, [0, 1, 2]);
@@ -313,8 +317,8 @@ pub(crate) fn a_wait_ends_only_the_collectives_it_covers() {
             seen.map(|seen| (seen.count, seen.sum_ns)).expect("it ran")
         };
         let (long, short) = (
-            until_sync(Operation::AllReduce),
-            until_sync(Operation::Broadcast),
+            until_sync(NcclOperation::AllReduce),
+            until_sync(NcclOperation::Broadcast),
         );
         assert_eq!((long.0, short.0), (1, 1));
         let least = LONG_MESSAGE_BYTES * 1_000_000_000
@@ -352,7 +356,7 @@ pub(crate) fn lost_collectives_are_counted() {
     target.run_part();
     observer.read_counts().expect("maps can be read");
     let process = find_process(&observer, target.pid());
-    let seen = process.duration_histogram(DurationKind::UntilSync(Operation::AllReduce));
+    let seen = process.duration_histogram(DurationKind::UntilSync(NcclOperation::AllReduce));
     assert_eq!(seen.map(|seen| seen.count), Some(64));
     assert_eq!(observer.losses().collectives, 36);
 }
@@ -403,11 +407,11 @@ pub(crate) fn collectives_are_not_timed_across_sampling_gaps() {
     target.start_part();
     watcher.wait_until("there are windows", |observer| {
         let mut sampled = observer.sampled_function_names();
-        sampled.any(|name| name == "cuEventRecord") && observer.probe_cost().windows >= 5
+        sampled.any(|name| name == "cuEventRecord") && observer.probe_cost().sampling_windows >= 5
     });
     let observer = watcher.stop();
     let process = find_process(&observer, pid);
-    let seen = process.duration_histogram(DurationKind::UntilSync(Operation::AllReduce));
+    let seen = process.duration_histogram(DurationKind::UntilSync(NcclOperation::AllReduce));
     let seen = seen.expect("some were seen whole");
     assert!(
         seen.p50_ns() < 50_000_000 && seen.mean_ns() < 50_000_000.0,
@@ -440,7 +444,7 @@ fn broadcasts_by_both_names(driver: &Driver, rounds: u64) {
     }
 }
 
-pub(crate) fn a_broadcast_by_either_name_is_one() {
+pub(crate) fn a_broadcast_is_counted_once_by_either_name() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.start_target("broadcasts", 10);
@@ -450,7 +454,7 @@ pub(crate) fn a_broadcast_by_either_name_is_one() {
     let mut calls = process.calls_by_function();
     let (_, count) = calls.find(|(name, _)| *name == "ncclBroadcast").unwrap();
     assert_eq!((count.calls, count.bytes), (20, 2000));
-    assert_eq!(process.probes.nccl.all[0].sequence, 20);
+    assert_eq!(process.probes.nccl.communicators[0].sequence, 20);
 }
 
 /// A process has more communicators than one system call reads, and all are seen.
@@ -461,9 +465,13 @@ pub(crate) fn many_communicators_are_all_seen() {
     let mut target = stage.start_target("communicators", COMMUNICATOR_COUNT as u64);
     target.run_part();
     observer.read_counts().expect("maps can be read");
-    let mut hashes: Vec<u64> = (find_process(&observer, target.pid()).probes.nccl.all.iter())
-        .map(|communicator| communicator.hash)
-        .collect();
+    let mut hashes: Vec<u64> = (find_process(&observer, target.pid())
+        .probes
+        .nccl
+        .communicators
+        .iter())
+    .map(|communicator| communicator.hash)
+    .collect();
     hashes.sort_unstable();
     hashes.dedup();
     assert_eq!(hashes.len(), COMMUNICATOR_COUNT);
@@ -485,12 +493,15 @@ pub(crate) fn ranks_and_their_collectives_are_seen() {
     assert_exact(&mut observer, &stage, &targets);
     for (rank, target) in targets.iter().enumerate() {
         assert_until_sync(&observer, &stage, target.pid(), ROUND_COUNT);
-        let communicators = &find_process(&observer, target.pid()).probes.nccl.all;
+        let communicators = &find_process(&observer, target.pid())
+            .probes
+            .nccl
+            .communicators;
         let whole = communicators.iter().find(|made| made.sequence > 0);
         let whole = whole.expect("collectives are counted");
         assert_eq!((whole.rank, whole.ranks), (Some(rank as u32), Some(2)));
         assert_eq!(whole.sequence, 2 * ROUND_COUNT);
-        assert_eq!(whole.operation, Operation::Broadcast);
+        assert_eq!(whole.operation, NcclOperation::Broadcast);
         let identity = find_process(&observer, target.pid()).identity.as_ref();
         assert_eq!(
             identity.and_then(|identity| identity.rank),
@@ -510,7 +521,13 @@ pub(crate) fn ranks_and_their_collectives_are_seen() {
     run_next_parts(&mut targets);
     observer.read_counts().expect("maps can be read");
     for target in &targets {
-        assert_eq!(find_process(&observer, target.pid()).probes.nccl.all, []);
+        assert_eq!(
+            find_process(&observer, target.pid())
+                .probes
+                .nccl
+                .communicators,
+            []
+        );
     }
 }
 
@@ -519,7 +536,7 @@ pub(crate) fn ranks_and_their_collectives_are_seen() {
 pub(crate) fn collectives_stay_counted_when_ranks_are_forgotten() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = start_observer(&ObserverOptions {
-        grace: Duration::ZERO,
+        grace_period: Duration::ZERO,
         ..options_that_count_everything(&stage)
     });
     let mut targets: Vec<_> = (0..RANK_COUNT)

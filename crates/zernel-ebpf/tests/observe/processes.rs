@@ -227,7 +227,7 @@ pub(crate) fn a_killed_process_is_exported_for_a_while() {
     let stage = Stage::new(Prologue::Push);
     let mut patient = observe_stage(&stage);
     let mut hasty = start_observer(&ObserverOptions {
-        grace: Duration::ZERO,
+        grace_period: Duration::ZERO,
         ..options_that_count_everything(&stage)
     });
     let mut target = stage.start_target("everything", 10);
@@ -285,7 +285,7 @@ fn start_with_pid(stage: &Stage, pid: u32, rounds: u64) -> Target {
     found.expect("it was found")
 }
 
-pub(crate) fn a_reused_pid() {
+pub(crate) fn a_reused_pid_is_a_new_process() {
     let _alone = alone_with_pids();
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
@@ -368,7 +368,7 @@ pub(crate) fn an_exit_during_attaching_is_no_error() {
 }
 
 /// A process is complete only if its initialisation of the driver was observed before any other call.
-pub(crate) fn a_process_found_late_is_not_complete() {
+pub(crate) fn a_process_found_running_is_not_complete() {
     let stage = Stage::new(Prologue::Push);
     let mut target = stage.start_target("initialises_again", 10);
     target.run_part();
@@ -385,7 +385,7 @@ pub(crate) fn a_process_found_late_is_not_complete() {
 }
 
 /// Work during a pause of observation is not counted, and does not make a step longer.
-pub(crate) fn a_pause_of_observing_is_no_step() {
+pub(crate) fn no_step_spans_a_pause_of_observing() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.start_target("steps_in_parts", 20);
@@ -398,6 +398,6 @@ pub(crate) fn a_pause_of_observing_is_no_step() {
     target.run_part();
     observer.read_counts().expect("maps can be read");
     let steps = &find_process(&observer, target.pid()).steps;
-    assert_eq!((steps.count(), steps.gaps()), (40, 1));
-    assert_eq!(steps.recent().len(), 38);
+    assert_eq!((steps.step_count(), steps.gap_count()), (40, 1));
+    assert_eq!(steps.recent_steps().len(), 38);
 }

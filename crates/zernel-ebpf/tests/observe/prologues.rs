@@ -40,7 +40,7 @@ pub(crate) fn frequent_single_stepping_is_refused() {
     let library = stage.library_path("libcuda.so.1");
     let functions = functions_in_ledger(&observer, &library.to_string_lossy());
     let mut truth = logged_calls(&stage, target.pid());
-    for symbol in SYMBOLS.iter().filter(|symbol| symbol.frequent) {
+    for symbol in SYMBOLS.iter().filter(|symbol| symbol.is_frequent) {
         truth.remove(symbol.name());
         if let Some(function) = functions.get(symbol.name()) {
             assert_eq!(function["state"], "not attached", "{}", symbol.name());

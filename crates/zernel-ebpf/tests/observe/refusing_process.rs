@@ -105,7 +105,7 @@ fn share_library(stage: &Stage) -> (TempDir, String) {
 
 /// While a process handles its own page faults, probes on the library are refused with that reason. When the process has
 /// ended, probes are attached.
-pub(crate) fn a_library_that_one_process_had_refused_gets_probes_later() {
+pub(crate) fn a_refused_library_gets_probes_when_its_refuser_ends() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let (_shared, library) = share_library(&stage);
     let library = library.as_str();
@@ -193,9 +193,9 @@ pub(crate) fn a_refused_window_does_not_count_as_one_without_calls() {
         problems.iter().any(|it| it.contains("is not sampled"))
     });
     // Other files have windows meanwhile.
-    let before = watcher.with_observer(|observer| observer.probe_cost().windows);
+    let before = watcher.with_observer(|observer| observer.probe_cost().sampling_windows);
     watcher.wait_until("there are more windows", |observer| {
-        observer.probe_cost().windows >= before + 6
+        observer.probe_cost().sampling_windows >= before + 6
     });
     watcher.with_observer(|observer| {
         let per_step = find_process(observer, pid).launches_per_step();

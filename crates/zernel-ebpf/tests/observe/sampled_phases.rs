@@ -110,7 +110,7 @@ pub(crate) fn a_process_that_cannot_be_probed_is_sampled() {
             let word = class_of_state(&state);
             word.class() == TaskClass::Critical
                 && word.reason() == ClassReason::GpuSync
-                && word.has(ClassWord::SAMPLED)
+                && word.has_flags(ClassWord::SAMPLED)
                 && state.gpu_id == 0
                 && state.gpu_utilization > 80
         })
@@ -122,7 +122,7 @@ pub(crate) fn a_process_that_cannot_be_probed_is_sampled() {
     observer.kill();
     eventually("without an observer the class expires", || {
         let word = class_of_state(&state_of().expect("its storage stays"));
-        word.class() == TaskClass::Other && !word.has(ClassWord::SAMPLED)
+        word.class() == TaskClass::Other && !word.has_flags(ClassWord::SAMPLED)
     });
     assert!(!reader.is_observed().expect("the map is there"));
 }
@@ -138,17 +138,17 @@ pub(crate) fn a_probed_call_ends_samples() {
     let reader = TaskReader::open(&bpffs.0.join("zernel")).expect("the maps are pinned");
     let state_of = || reader.state_of(pid).expect("the map is there");
     eventually("it is sampled while it makes no calls", || {
-        state_of().is_some_and(|state| class_of_state(&state).has(ClassWord::SAMPLED))
+        state_of().is_some_and(|state| class_of_state(&state).has_flags(ClassWord::SAMPLED))
     });
     target.start_part();
     eventually("its calls decide", || {
         let word = class_of_state(&state_of().expect("it is observed"));
-        word.has(ClassWord::IN_SYNC | ClassWord::BLOCKED | ClassWord::DRIVES_STEPS)
-            && !word.has(ClassWord::SAMPLED)
+        word.has_flags(ClassWord::IN_SYNC | ClassWord::BLOCKED | ClassWord::DRIVES_STEPS)
+            && !word.has_flags(ClassWord::SAMPLED)
     });
     for _ in 0..50 {
         let word = class_of_state(&state_of().expect("it is observed"));
-        assert!(!word.has(ClassWord::SAMPLED), "{word:?}");
+        assert!(!word.has_flags(ClassWord::SAMPLED), "{word:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }

@@ -104,7 +104,7 @@ fn assert_as_documented(text: &str) {
 }
 
 /// Eight ranks with eight loaders each.
-pub(crate) fn a_whole_node_has_few_series() {
+pub(crate) fn the_number_of_series_of_a_node_is_bounded() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut targets: Vec<_> = (0..RANK_COUNT)

@@ -73,7 +73,7 @@ pub(crate) fn states_are_pinned_for_a_scheduler() {
 }
 
 /// The first call of a process is an event: its tracker begins no later than that.
-pub(crate) fn the_first_event_of_a_process_counts() {
+pub(crate) fn the_first_event_of_a_process_is_tracked() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let mut target = stage.start_target("opens, then syncs", 1);
     target.run_part();
@@ -82,7 +82,7 @@ pub(crate) fn the_first_event_of_a_process_counts() {
     let state = observer.task_state(target.pid()).expect("the map is there");
     let tracker = state.expect("it is observed").tracker;
     assert_ne!(tracker.flags & RawTracker::TRAINING_THREAD, 0);
-    assert_eq!(tracker.late, 0);
+    assert_eq!(tracker.late_events, 0);
 }
 
 /// An observer of another version was killed: its pins are replaced. While that observer lives, its pins stay.
@@ -255,7 +255,7 @@ pub(crate) fn pin_array(path: &Path, value: &[u8]) -> MapHandle {
     map
 }
 
-pub(crate) fn no_bpffs_is_no_error() {
+pub(crate) fn an_observer_starts_without_a_bpffs() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let observer = observe_with_pins(&stage, &stage.path().join("zernel"));
     let reason = observer.shared_state().expect_err("there is no bpffs");

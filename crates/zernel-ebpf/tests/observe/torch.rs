@@ -25,11 +25,11 @@ pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] = &[
 /// The libraries that announce, in the folder of a stage's libraries.
 const ANNOUNCING_LIBRARIES: [&str; 2] = ["libtorch_cpu.so", "libc10.so"];
 /// How long a target prepares its loaders.
-const PREPARATION: Duration = Duration::from_millis(200);
+const PREPARATION_TIME: Duration = Duration::from_millis(200);
 /// How long a target polls for the next request.
 const REQUEST_PAUSE: Duration = Duration::from_millis(200);
 /// How long a thread of a target compiles for another one.
-const COMPILATION: Duration = Duration::from_millis(200);
+const COMPILATION_TIME: Duration = Duration::from_millis(200);
 
 pub(crate) fn load_library(name: &str) -> Library {
     // SAFETY: loading the stand-in runs no code of its own.
@@ -115,7 +115,7 @@ fn await_compilation(driver: &Driver, _rounds: u64) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             counters.start(&[0x1000], WHOLE_COMPILATION);
-            std::thread::sleep(COMPILATION);
+            std::thread::sleep(COMPILATION_TIME);
             counters.stop(&[0x1000]);
         });
     });
@@ -136,7 +136,7 @@ fn fork_loaders(driver: &Driver, _rounds: u64) {
     let torch = load_library("libtorch_cpu.so");
     driver.open_first_device();
     driver.launch_kernel(driver.load_empty_kernel());
-    let end = Instant::now() + PREPARATION;
+    let end = Instant::now() + PREPARATION_TIME;
     while Instant::now() < end {
         std::hint::spin_loop();
     }
@@ -284,7 +284,7 @@ pub(crate) fn waiting_for_a_compilation_has_no_phase() {
     target.run_part();
     let waited_ns = unknown_ns(&observer) - before_ns;
     assert!(
-        waited_ns >= COMPILATION.as_nanos() as u64,
+        waited_ns >= COMPILATION_TIME.as_nanos() as u64,
         "{waited_ns} ns without a phase"
     );
     observer.read_counts().expect("maps can be read");
@@ -297,7 +297,7 @@ pub(crate) fn waiting_for_a_compilation_has_no_phase() {
         .torch
         .compile_seconds;
     assert!(
-        compile_seconds >= COMPILATION.as_secs_f64(),
+        compile_seconds >= COMPILATION_TIME.as_secs_f64(),
         "{compile_seconds}"
     );
 }
@@ -312,7 +312,7 @@ pub(crate) fn forking_loaders_is_data_loading() {
     let asked_ns = state.tracker.now_ns;
     let loading_ns = asked_ns.saturating_sub(state.phase_word.start_ns());
     assert!(
-        loading_ns >= PREPARATION.as_nanos() as u64,
+        loading_ns >= PREPARATION_TIME.as_nanos() as u64,
         "loading for {loading_ns} ns only"
     );
 }

@@ -9,7 +9,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use zernel_ebpf::capability::Capability;
-use zernel_ebpf::twin::{BATCH, ClassifyBatch, DetectBatch, PhaseTwin, PublishBatch, TrackBatch};
+use zernel_ebpf::twin::{
+    BATCH_SIZE, ClassifyBatch, DetectBatch, PhaseTwin, PublishBatch, TrackBatch,
+};
 use zernel_lab::VmSpec;
 use zernel_phase::shared::{RawPhaseConfig, RawPhaseSample, RawTaskState, raw_event};
 use zernel_phase::tracker::TrackerFaults;
@@ -22,8 +24,8 @@ use zernel_testkit::{root, trial, vm};
 use zerocopy::FromZeros;
 
 use states::{
-    ThreadKind, any_config, any_event, any_state, any_step, any_time, any_u64, change_class,
-    change_inputs, rng,
+    ThreadKind, any_config, any_event, any_state, any_time, any_u64, change_class_inputs,
+    change_phase_inputs, next_event_time, rng,
 };
 
 /// 256 batches of 4096: a little over a million states.
@@ -39,7 +41,7 @@ fn main() -> ExitCode {
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     zernel_testkit::main([
         trial("a_million_states_classify_alike", &needs, || {
-            let coverage = classify_alike(&twin(), CLASSIFY_BATCHES).unwrap();
+            let coverage = classify_alike(&load_twin(), CLASSIFY_BATCHES).unwrap();
             let total: usize = coverage.iter().sum();
             assert!(total >= 1_000_000);
             for (phase, hits) in WorkloadPhase::ALL.into_iter().zip(coverage) {
@@ -47,26 +49,29 @@ fn main() -> ExitCode {
             }
         }),
         trial("tasks_sampled_in_a_row_move_alike", &needs, || {
-            let transitions = detect_alike(&twin(), DETECT_ROUNDS).unwrap();
-            assert!(transitions > BATCH as u64, "only {transitions} transitions");
+            let transitions = detect_alike(&load_twin(), DETECT_ROUNDS).unwrap();
+            assert!(
+                transitions > BATCH_SIZE as u64,
+                "only {transitions} transitions"
+            );
         }),
         trial("a_million_events_are_tracked_alike", &needs, || {
-            let transitions = track_alike(&twin(), TRACK_ROUNDS).unwrap();
+            let transitions = track_alike(&load_twin(), TRACK_ROUNDS).unwrap();
             assert!(
-                transitions > 100 * BATCH as u64,
+                transitions > 100 * BATCH_SIZE as u64,
                 "only {transitions} transitions"
             );
         }),
         trial("classes_are_published_alike", &needs, || {
-            let coverage = publish_alike(&twin(), PUBLISH_ROUNDS).unwrap();
+            let coverage = publish_alike(&load_twin(), PUBLISH_ROUNDS).unwrap();
             for (class, hits) in TaskClass::ALL.iter().zip(coverage) {
                 assert!(hits > 1_000, "{class} came up only {hits} times");
             }
         }),
         trial(
-            "an_old_kernel_agrees_too",
+            "the_twins_agree_on_an_old_kernel",
             &[vm::oldest_kernel_need()],
-            an_old_kernel_agrees_too,
+            the_twins_agree_on_an_old_kernel,
         ),
         trial(
             "every_change_to_the_c_rules_is_noticed",
@@ -77,7 +82,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs in a virtual machine those tests of this program that compare kernel and userspace.
-fn an_old_kernel_agrees_too() {
+fn the_twins_agree_on_an_old_kernel() {
     let own_program = env::current_exe().unwrap();
     let arguments = ["alike", "--test-threads=1"];
     let outcome = VmSpec::new(vm::obtain_kernel_of_version("6.1").unwrap())
@@ -90,7 +95,7 @@ fn an_old_kernel_agrees_too() {
     assert!(output.contains("4 passed"), "{output}");
 }
 
-fn twin() -> PhaseTwin {
+fn load_twin() -> PhaseTwin {
     PhaseTwin::load().unwrap()
 }
 
@@ -101,7 +106,9 @@ fn classify_alike(twin: &PhaseTwin, batches: usize) -> Result<[usize; 5], String
     let mut batch = ClassifyBatch::new_box_zeroed().unwrap();
     for _ in 0..batches {
         let config = any_config(&mut rng);
-        let states: Vec<_> = (0..BATCH).map(|_| any_state(&mut rng, &config)).collect();
+        let states: Vec<_> = (0..BATCH_SIZE)
+            .map(|_| any_state(&mut rng, &config))
+            .collect();
         batch.config = RawPhaseConfig::from(&config);
         for (sample, state) in batch.samples.iter_mut().zip(&states) {
             *sample = RawPhaseSample::from(state);
@@ -138,11 +145,11 @@ fn detect_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
         task.phase_ns = [rng.u64(..), 0, u64::MAX - rng.u64(0..1 << 20), 0, 1];
     }
     for round in 1..=rounds as u64 {
-        let mut expected = Vec::with_capacity(BATCH);
+        let mut expected = Vec::with_capacity(BATCH_SIZE);
         for (task, now_ns) in batch.tasks.iter_mut().zip(&mut batch.now_ns) {
             *now_ns = any_time(&mut rng, round);
             if rng.u8(0..4) == 0 {
-                change_inputs(&mut rng, task, &config, q16_threshold);
+                change_phase_inputs(&mut rng, task, &config, q16_threshold);
             }
             expected.push((task.phase_word.sequence(), ZernelTaskState::from(&*task)));
         }
@@ -192,8 +199,8 @@ fn track_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
     twin.track(&mut batch).map_err(|e| e.to_string())?;
     for round in 1..rounds {
         for (index, (tracker, sums)) in ours.iter_mut().enumerate() {
-            let event = any_event(&mut rng, ThreadKind::of(index));
-            batch.at_ns[index] = any_step(&mut rng, batch.at_ns[index]);
+            let event = any_event(&mut rng, ThreadKind::from_index(index));
+            batch.at_ns[index] = next_event_time(&mut rng, batch.at_ns[index]);
             batch.events[index] = raw_event(event);
             tracker.observe(batch.at_ns[index], event, sums);
         }
@@ -217,9 +224,9 @@ fn publish_alike(twin: &PhaseTwin, rounds: usize) -> Result<[usize; 4], String> 
     let mut coverage = [0; 4];
     let mut batch = PublishBatch::new_box_zeroed().unwrap();
     for round in 1..=rounds as u64 {
-        let mut expected = Vec::with_capacity(BATCH);
+        let mut expected = Vec::with_capacity(BATCH_SIZE);
         for (index, task) in batch.tasks.iter_mut().enumerate() {
-            change_class(&mut rng, task);
+            change_class_inputs(&mut rng, task);
             batch.now_ns[index] = any_time(&mut rng, round);
             let mut ours = *task;
             ours.publish_class(batch.now_ns[index]);
@@ -264,10 +271,10 @@ impl Extend<PhaseInterval> for RoundedSums {
 fn tracked(task: &RawTaskState) -> (WorkloadPhase, u64, TrackerFaults) {
     let tracker = &task.tracker;
     let faults = TrackerFaults {
-        lost_leaves: tracker.lost_leaves,
-        lost_enters: tracker.lost_enters,
-        late: tracker.late,
-        expired: tracker.expired,
+        lost_leave_events: tracker.lost_leave_events,
+        lost_enter_events: tracker.lost_enter_events,
+        late_events: tracker.late_events,
+        expired_phases: tracker.expired_phases,
     };
     (task.phase_word.phase(), tracker.deadline_ns, faults)
 }
@@ -278,7 +285,7 @@ fn tracked_by_us(tracker: &PhaseTracker) -> (WorkloadPhase, u64, TrackerFaults) 
 
 fn every_change_to_the_c_rules_is_noticed() {
     for (header, from, to) in mutants::MUTANTS {
-        let object = mutants::build(header, from, to);
+        let object = mutants::build_mutant(header, from, to);
         let mutant = PhaseTwin::load_object(&object).unwrap();
         let survived = classify_alike(&mutant, 32).is_ok()
             && detect_alike(&mutant, 16).is_ok()

@@ -59,8 +59,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_rule.h",
-        "task->streak >= config",
-        "task->streak > config",
+        "task->candidate_streak >= config",
+        "task->candidate_streak > config",
     ),
     ("phase_rule.h", "127 - 16 + highest", "127 - 15 + highest"),
     (
@@ -81,8 +81,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "activity.h",
-        "case ZERNEL_OTHER_WORK:\n\t\treturn config->launching_max_ns;",
-        "case ZERNEL_OTHER_WORK:\n\t\treturn config->loading_max_ns;",
+        "case ZERNEL_ACTIVITY_OTHER_WORK:\n\t\treturn config->launching_max_ns;",
+        "case ZERNEL_ACTIVITY_OTHER_WORK:\n\t\treturn config->loading_max_ns;",
     ),
     (
         "activity.h",
@@ -91,27 +91,27 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tzernel_end_loading",
+        "\tif (zernel_works_outside_steps(tracker))\n\t\treturn;\n\tzernel_end_loading",
         "\tzernel_end_loading",
     ),
     (
         "phase_tracker.h",
-        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tif (zernel_may_have_loaded",
+        "\tif (zernel_works_outside_steps(tracker))\n\t\treturn;\n\tif (zernel_may_have_loaded",
         "\tif (zernel_may_have_loaded",
     ),
     (
         "phase_tracker.h",
-        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tzernel_credit_forward",
-        "\tzernel_credit_forward",
+        "\tif (zernel_works_outside_steps(tracker))\n\t\treturn;\n\tzernel_attribute_time_to_forward",
+        "\tzernel_attribute_time_to_forward",
     ),
     (
         "phase_tracker.h",
-        "\tzernel_credit_forward(task);\n\t/* Another",
+        "\tzernel_attribute_time_to_forward(task);\n\t/* Another",
         "\t/* Another",
     ),
     (
         "phase_tracker.h",
-        "\tif (in_update && zernel_lacks_backward(task))\n\t\tzernel_credit_forward(task);\n",
+        "\tif (in_update && zernel_lacks_backward(task))\n\t\tzernel_attribute_time_to_forward(task);\n",
         "",
     ),
     (
@@ -126,18 +126,18 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "\ttracker->last_marker_ns = tracker->now_ns;\n\tzernel_announce(config, task, ZERNEL_UPDATING,\n",
-        "\tzernel_announce(config, task, ZERNEL_UPDATING,\n",
+        "\ttracker->last_marker_ns = tracker->now_ns;\n\tzernel_announce(config, task, ZERNEL_ACTIVITY_UPDATING,\n",
+        "\tzernel_announce(config, task, ZERNEL_ACTIVITY_UPDATING,\n",
     ),
     (
         "phase_tracker.h",
-        "tracker->activity == ZERNEL_BACKWARD ||\n\t\t\t       tracker->flags & ZERNEL_MAY_UPDATE",
-        "tracker->activity == ZERNEL_BACKWARD",
+        "tracker->activity == ZERNEL_ACTIVITY_BACKWARD ||\n\t\t\t       tracker->flags & ZERNEL_MAY_UPDATE",
+        "tracker->activity == ZERNEL_ACTIVITY_BACKWARD",
     ),
     (
         "waits.h",
-        "tracker->activity == ZERNEL_IDLE && event == ZERNEL_UNBLOCK_AFTER_LAUNCHES &&",
-        "tracker->activity == ZERNEL_IDLE &&",
+        "tracker->activity == ZERNEL_ACTIVITY_IDLE && event == ZERNEL_UNBLOCK_AFTER_LAUNCHES &&",
+        "tracker->activity == ZERNEL_ACTIVITY_IDLE &&",
     ),
     (
         "waits.h",
@@ -151,23 +151,23 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "activity.h",
-        "case ZERNEL_COMPILING:\n\t\treturn config->sync_max_ns;",
-        "case ZERNEL_COMPILING:\n\t\treturn config->loading_max_ns;",
+        "case ZERNEL_ACTIVITY_COMPILING:\n\t\treturn config->sync_max_ns;",
+        "case ZERNEL_ACTIVITY_COMPILING:\n\t\treturn config->loading_max_ns;",
     ),
     (
         "phase_tracker.h",
-        "updates ? ZERNEL_UPDATING : ZERNEL_COMPUTING",
-        "ZERNEL_COMPUTING",
+        "updates ? ZERNEL_ACTIVITY_UPDATING : ZERNEL_ACTIVITY_COMPUTING",
+        "ZERNEL_ACTIVITY_COMPUTING",
     ),
     (
         "activity.h",
-        "case ZERNEL_RECEIVING:\n\t\treturn config->short_wait_max_ns;",
-        "case ZERNEL_RECEIVING:\n\t\treturn config->loading_max_ns;",
+        "case ZERNEL_ACTIVITY_RECEIVING_BATCH:\n\t\treturn config->short_wait_max_ns;",
+        "case ZERNEL_ACTIVITY_RECEIVING_BATCH:\n\t\treturn config->loading_max_ns;",
     ),
     (
         "phase_tracker.h",
-        "tracker->call_shown_ns, config->collective_max_ns",
-        "tracker->call_shown_ns, config->sync_max_ns",
+        "tracker->last_call_evidence_ns, config->collective_max_ns",
+        "tracker->last_call_evidence_ns, config->sync_max_ns",
     ),
     (
         "waits.h",
@@ -191,8 +191,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "waits.h",
-        "tracker->activity == ZERNEL_COMPUTING ||\n\t\t       tracker->activity == ZERNEL_AFTER_UPDATE;",
-        "tracker->activity == ZERNEL_COMPUTING;",
+        "tracker->activity == ZERNEL_ACTIVITY_COMPUTING ||\n\t\t       tracker->activity == ZERNEL_ACTIVITY_AFTER_UPDATE;",
+        "tracker->activity == ZERNEL_ACTIVITY_COMPUTING;",
     ),
     (
         "phase_tracker.h",
@@ -226,8 +226,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "waits.h",
-        "return activity == ZERNEL_IDLE ? ZERNEL_IDLE : ZERNEL_LOADING;",
-        "return ZERNEL_LOADING;",
+        "return activity == ZERNEL_ACTIVITY_IDLE ? ZERNEL_ACTIVITY_IDLE : ZERNEL_ACTIVITY_LOADING;",
+        "return ZERNEL_ACTIVITY_LOADING;",
     ),
     (
         "waits.h",
@@ -236,13 +236,13 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "activity.h",
-        "return activity != ZERNEL_LOADING;",
+        "return activity != ZERNEL_ACTIVITY_LOADING;",
         "return 1;",
     ),
     (
         "waits.h",
-        "tracker->call_shown_ns += waited_ns;",
-        "tracker->call_shown_ns = tracker->now_ns;",
+        "tracker->last_call_evidence_ns += waited_ns;",
+        "tracker->last_call_evidence_ns = tracker->now_ns;",
     ),
     ("waits.h", "\t\ttracker->flags |= ZERNEL_UNDECIDED;", ""),
     (
@@ -309,14 +309,18 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "waits.h",
-        "activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES)",
+        "activity == ZERNEL_ACTIVITY_UPDATING && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES)",
         "0",
     ),
-    ("waits.h", "if (activity == ZERNEL_RECEIVING)", "if (0)"),
     (
         "waits.h",
-        "uses_batch ? ZERNEL_RECEIVING : ZERNEL_LOADING",
-        "ZERNEL_LOADING",
+        "if (activity == ZERNEL_ACTIVITY_RECEIVING_BATCH)",
+        "if (0)",
+    ),
+    (
+        "waits.h",
+        "uses_batch ? ZERNEL_ACTIVITY_RECEIVING_BATCH : ZERNEL_ACTIVITY_LOADING",
+        "ZERNEL_ACTIVITY_LOADING",
     ),
     (
         "waits.h",
@@ -325,8 +329,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "zernel_in_call(tracker) ? ZERNEL_IDLE :",
-        "0 ? ZERNEL_IDLE :",
+        "zernel_in_call(tracker) ? ZERNEL_ACTIVITY_IDLE :",
+        "0 ? ZERNEL_ACTIVITY_IDLE :",
     ),
     (
         "phase_tracker.h",
@@ -345,7 +349,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "\tzernel_turn_to(config, tracker, ZERNEL_IDLE, tracker->now_ns);\n",
+        "\tzernel_set_activity(config, tracker, ZERNEL_ACTIVITY_IDLE, tracker->now_ns);\n",
         "",
     ),
     (
@@ -355,10 +359,14 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "\tzernel_end_queue(&task->tracker);\n",
+        "\tzernel_end_run_delay(&task->tracker);\n",
         "",
     ),
-    ("waits.h", "tracker->call_shown_ns += queued_ns;", ""),
+    (
+        "waits.h",
+        "tracker->last_call_evidence_ns += queued_ns;",
+        "",
+    ),
     (
         "phase_tracker.h",
         "|| tracker->flags & ZERNEL_IS_QUEUED)",
@@ -367,7 +375,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ("class.h", "wakes_up ? ZERNEL_CLASS_CRITICAL :", ""),
     ("class.h", "if (role == ZERNEL_ROLE_LOADER)", "if (0)"),
     ("class.h", "&& phase != ZERNEL_UNKNOWN", ""),
-    ("class.h", "is_loader ? ZERNEL_CLASS_HOLDS :", ""),
+    ("class.h", "is_loader ? ZERNEL_CLASS_NO_DEADLINE :", ""),
     ("class.h", "now_ns < until_ns", "now_ns <= until_ns"),
     ("class.h", "!before || ", ""),
     ("class.h", "is_sampled ? phase == ZERNEL_GPU_COMPUTE :", ""),
@@ -385,7 +393,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "waits.h",
-        "(activity == ZERNEL_UPDATING || activity == ZERNEL_AFTER_UPDATE) &&",
+        "(activity == ZERNEL_ACTIVITY_UPDATING || activity == ZERNEL_ACTIVITY_AFTER_UPDATE) &&",
         "0 &&",
     ),
     (
@@ -395,27 +403,27 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "\tzernel_end_loading(tracker);\n\tzernel_turn_to",
-        "\tzernel_turn_to",
+        "\tzernel_end_loading(tracker);\n\tzernel_set_activity",
+        "\tzernel_set_activity",
     ),
     (
         "waits.h",
-        "(activity == ZERNEL_UPDATING || activity == ZERNEL_AFTER_UPDATE) &&",
-        "activity == ZERNEL_UPDATING &&",
+        "(activity == ZERNEL_ACTIVITY_UPDATING || activity == ZERNEL_ACTIVITY_AFTER_UPDATE) &&",
+        "activity == ZERNEL_ACTIVITY_UPDATING &&",
     ),
     (
         "waits.h",
-        "||\n\t       tracker->activity == ZERNEL_AFTER_UPDATE;",
+        "||\n\t       tracker->activity == ZERNEL_ACTIVITY_AFTER_UPDATE;",
         ";",
     ),
     (
         "phase_tracker.h",
-        "\tzernel_credit_update(task);\n\tzernel_announce(config, task, ZERNEL_AFTER_UPDATE",
-        "\tzernel_announce(config, task, ZERNEL_AFTER_UPDATE",
+        "\tzernel_attribute_time_to_update(task);\n\tzernel_announce(config, task, ZERNEL_ACTIVITY_AFTER_UPDATE",
+        "\tzernel_announce(config, task, ZERNEL_ACTIVITY_AFTER_UPDATE",
     ),
     (
         "waits.h",
-        "case ZERNEL_BLOCK_REQUEST:\n\t\treturn ZERNEL_IDLE;\n",
+        "case ZERNEL_BLOCK_REQUEST:\n\t\treturn ZERNEL_ACTIVITY_IDLE;\n",
         "",
     ),
     (
@@ -435,17 +443,17 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "\tif (zernel_is_updating(tracker)) {",
+        "\tif (zernel_is_in_announced_update(tracker)) {",
         "\tif (0) {",
     ),
     (
         "phase_tracker.h",
-        "tracker->activity == ZERNEL_UPDATING && !in_update",
-        "tracker->activity == ZERNEL_UPDATING",
+        "tracker->activity == ZERNEL_ACTIVITY_UPDATING && !in_update",
+        "tracker->activity == ZERNEL_ACTIVITY_UPDATING",
     ),
     (
         "phase_tracker.h",
-        "\tif (zernel_is_updating(tracker))\n\t\treturn;\n",
+        "\tif (zernel_is_in_announced_update(tracker))\n\t\treturn;\n",
         "",
     ),
     (
@@ -458,10 +466,14 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
         "case ZERNEL_DATA_BEGIN:\n\t\ttask->tracker.flags &= ~ZERNEL_IN_UPDATE;\n",
         "case ZERNEL_DATA_BEGIN:\n",
     ),
-    ("waits.h", " &&\n\t\t    !zernel_is_updating(tracker))", ")"),
     (
         "waits.h",
-        "ZERNEL_ANNOUNCES_DATA || zernel_is_updating(tracker))",
+        " &&\n\t\t    !zernel_is_in_announced_update(tracker))",
+        ")",
+    ),
+    (
+        "waits.h",
+        "ZERNEL_ANNOUNCES_DATA || zernel_is_in_announced_update(tracker))",
         "ZERNEL_ANNOUNCES_DATA)",
     ),
     (
@@ -476,8 +488,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "tracker->active_since_ns > start_ns ? tracker->active_since_ns : start_ns",
-        "tracker->active_since_ns",
+        "tracker->last_own_event_ns > start_ns ? tracker->last_own_event_ns : start_ns",
+        "tracker->last_own_event_ns",
     ),
     (
         "phase_tracker.h",
@@ -486,18 +498,18 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "~ZERNEL_UNDECIDED;\n\t\tzernel_credit_loading(task);\n",
+        "~ZERNEL_UNDECIDED;\n\t\tzernel_attribute_time_to_loading(task);\n",
         "~ZERNEL_UNDECIDED;\n",
     ),
     (
         "phase_tracker.h",
-        "tracker->activity == ZERNEL_COMPILING || tracker->activity == ZERNEL_IDLE",
+        "tracker->activity == ZERNEL_ACTIVITY_COMPILING || tracker->activity == ZERNEL_ACTIVITY_IDLE",
         "1",
     ),
     (
         "phase_tracker.h",
-        "tracker->activity == ZERNEL_COMPILING || tracker->activity == ZERNEL_IDLE",
-        "tracker->activity == ZERNEL_COMPILING",
+        "tracker->activity == ZERNEL_ACTIVITY_COMPILING || tracker->activity == ZERNEL_ACTIVITY_IDLE",
+        "tracker->activity == ZERNEL_ACTIVITY_COMPILING",
     ),
     (
         "waits.h",
@@ -506,29 +518,33 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "tracker->flags & computes ? ZERNEL_COMPUTING : ZERNEL_IDLE",
-        "ZERNEL_COMPUTING",
-    ),
-    ("awaited.h", "\t\tzernel_credit_compile(task);\n", ""),
-    (
-        "awaited.h",
-        "zernel_in_call(tracker) ||\n\t    tracker->activity == ZERNEL_LOADING",
-        "tracker->activity == ZERNEL_LOADING",
+        "tracker->flags & computes ? ZERNEL_ACTIVITY_COMPUTING : ZERNEL_ACTIVITY_IDLE",
+        "ZERNEL_ACTIVITY_COMPUTING",
     ),
     (
         "awaited.h",
-        "!(tracker->flags & ZERNEL_WAITING) || zernel_in_call(tracker) ||\n",
+        "\t\tzernel_attribute_wait_to_compile(task);\n",
+        "",
+    ),
+    (
+        "awaited.h",
+        "zernel_in_call(tracker) ||\n\t    tracker->activity == ZERNEL_ACTIVITY_LOADING",
+        "tracker->activity == ZERNEL_ACTIVITY_LOADING",
+    ),
+    (
+        "awaited.h",
+        "!(tracker->flags & ZERNEL_IS_BLOCKED) || zernel_in_call(tracker) ||\n",
         "zernel_in_call(tracker) ||\n",
     ),
     (
         "awaited.h",
-        "tracker->activity == ZERNEL_LOADING ||\n\t    zernel_word_phase",
+        "tracker->activity == ZERNEL_ACTIVITY_LOADING ||\n\t    zernel_word_phase",
         "zernel_word_phase",
     ),
     (
         "awaited.h",
-        "tracker->wait_since_ns = tracker->now_ns;\n\ttracker->wait_activity_until_ns =\n",
-        "tracker->wait_activity_until_ns =\n",
+        "tracker->wait_since_ns = tracker->now_ns;\n\ttracker->activity_until_ns_before_wait =\n",
+        "tracker->activity_until_ns_before_wait =\n",
     ),
     (
         "awaited.h",
@@ -537,13 +553,13 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "activity.h",
-        "activity != ZERNEL_OTHER_WORK && activity != ZERNEL_COMPILING",
-        "activity != ZERNEL_OTHER_WORK",
+        "activity != ZERNEL_ACTIVITY_OTHER_WORK && activity != ZERNEL_ACTIVITY_COMPILING",
+        "activity != ZERNEL_ACTIVITY_OTHER_WORK",
     ),
     ("phase_tracker.h", "&& !awaits_batch)", ")"),
     (
         "phase_tracker.h",
-        "\tif (awaits_batch)\n\t\tzernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);\n",
+        "\tif (awaits_batch)\n\t\tzernel_set_activity(config, tracker, ZERNEL_ACTIVITY_COMPUTING, tracker->now_ns);\n",
         "",
     ),
     (
@@ -558,8 +574,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "if (zernel_may_hold_batch(config, tracker))\n\t\tzernel_turn_to",
-        "if (0)\n\t\tzernel_turn_to",
+        "if (zernel_may_hold_batch(config, tracker))\n\t\tzernel_set_activity",
+        "if (0)\n\t\tzernel_set_activity",
     ),
     (
         "phase_tracker.h",
@@ -579,18 +595,18 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "\tif (tracker->activity == ZERNEL_AFTER_UPDATE || follows_update) {\n",
+        "\tif (tracker->activity == ZERNEL_ACTIVITY_AFTER_UPDATE || follows_update) {\n",
         "\tif (follows_update) {\n",
     ),
     (
         "phase_tracker.h",
-        "ZERNEL_AFTER_UPDATE || follows_update) {\n",
-        "ZERNEL_AFTER_UPDATE) {\n",
+        "ZERNEL_ACTIVITY_AFTER_UPDATE || follows_update) {\n",
+        "ZERNEL_ACTIVITY_AFTER_UPDATE) {\n",
     ),
     (
         "phase_tracker.h",
-        "return tracker->flags & ZERNEL_IN_SYNC && tracker->activity == ZERNEL_COMPUTING &&",
-        "return tracker->activity == ZERNEL_COMPUTING &&",
+        "return tracker->flags & ZERNEL_IN_SYNC && tracker->activity == ZERNEL_ACTIVITY_COMPUTING &&",
+        "return tracker->activity == ZERNEL_ACTIVITY_COMPUTING &&",
     ),
     (
         "phase_tracker.h",
@@ -599,7 +615,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "\tzernel_await_batch(config, tracker);\n\ttracker->update_end_ns",
+        "\tzernel_begin_undecided_time(config, tracker);\n\ttracker->update_end_ns",
         "\ttracker->update_end_ns",
     ),
     (
@@ -609,7 +625,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "phase_tracker.h",
-        "\t\tif (task->tracker.activity == ZERNEL_AFTER_UPDATE)\n",
+        "\t\tif (task->tracker.activity == ZERNEL_ACTIVITY_AFTER_UPDATE)\n",
         "\t\tif (0)\n",
     ),
     (
@@ -634,12 +650,12 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "waits.h",
-        "\t\tzernel_credit_loading(task);\n\t\ttracker->wait_activity",
-        "\t\ttracker->wait_activity",
+        "\t\tzernel_attribute_time_to_loading(task);\n\t\ttracker->activity_before_wait",
+        "\t\ttracker->activity_before_wait",
     ),
     (
         "waits.h",
-        "\t\ttracker->wait_activity = ZERNEL_LOADING;\n",
+        "\t\ttracker->activity_before_wait = ZERNEL_ACTIVITY_LOADING;\n",
         "",
     ),
     (
@@ -659,10 +675,14 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "awaited.h",
-        "\t\tzernel_credit_collective(config, task);\n",
+        "\t\tzernel_attribute_wait_to_collective(config, task);\n",
         "",
     ),
-    ("awaited.h", "\t\tzernel_credit_data(config, task);\n", ""),
+    (
+        "awaited.h",
+        "\t\tzernel_attribute_wait_to_data(config, task);\n",
+        "",
+    ),
     (
         "awaited.h",
         "zernel_in_call(tracker) || announced ||",
@@ -670,13 +690,13 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ),
     (
         "awaited.h",
-        "tracker->activity == ZERNEL_BACKWARD ||\n\t    ",
+        "tracker->activity == ZERNEL_ACTIVITY_BACKWARD ||\n\t    ",
         "",
     ),
     (
         "awaited.h",
-        "tracker->activity == ZERNEL_LOADING || tracker->activity == ZERNEL_AFTER_UPDATE) {",
-        "tracker->activity == ZERNEL_AFTER_UPDATE) {",
+        "tracker->activity == ZERNEL_ACTIVITY_LOADING || tracker->activity == ZERNEL_ACTIVITY_AFTER_UPDATE) {",
+        "tracker->activity == ZERNEL_ACTIVITY_AFTER_UPDATE) {",
     ),
     (
         "awaited.h",
@@ -711,8 +731,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ("phase_tracker.h", "\ttracker->flags |= queued;\n", ""),
     (
         "phase_tracker.h",
-        "\tif (tracker->flags & ZERNEL_IN_COLLECTIVE)\n\t\treturn;\n\tzernel_end_unseen(tracker, ZERNEL_IN_SYNC);\n\ttracker->sync_since_ns = tracker->now_ns;\n\ttracker->call_shown_ns",
-        "\tzernel_end_unseen(tracker, ZERNEL_IN_SYNC);\n\ttracker->sync_since_ns = tracker->now_ns;\n\ttracker->call_shown_ns",
+        "\tif (tracker->flags & ZERNEL_IN_COLLECTIVE)\n\t\treturn;\n\tzernel_end_unseen(tracker, ZERNEL_IN_SYNC);\n\ttracker->sync_since_ns = tracker->now_ns;\n\ttracker->last_call_evidence_ns",
+        "\tzernel_end_unseen(tracker, ZERNEL_IN_SYNC);\n\ttracker->sync_since_ns = tracker->now_ns;\n\ttracker->last_call_evidence_ns",
     ),
     (
         "phase_tracker.h",
@@ -738,7 +758,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
 ];
 
 /// Compiles the twin with one text of one header replaced.
-pub(crate) fn build(header: &str, from: &str, to: &str) -> Vec<u8> {
+pub(crate) fn build_mutant(header: &str, from: &str, to: &str) -> Vec<u8> {
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
     for name in [

@@ -31,7 +31,7 @@ pub(crate) struct ThreadKind {
 
 impl ThreadKind {
     /// The kinds take turns.
-    pub(crate) fn of(index: usize) -> Self {
+    pub(crate) fn from_index(index: usize) -> Self {
         Self {
             uses_gpu: !index.is_multiple_of(3),
             announces: index.is_multiple_of(2),
@@ -199,7 +199,7 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
 /// A time that is mostly a little later than the last one, sometimes earlier, or at a deadline, past it, or at the
 /// deadline that follows. Times are whole microseconds, so that events often have the same time or that of a
 /// deadline.
-pub(crate) fn any_step(rng: &mut Rng, at_ns: u64) -> u64 {
+pub(crate) fn next_event_time(rng: &mut Rng, at_ns: u64) -> u64 {
     match rng.u8(0..10) {
         0 => at_ns - rng.u64(0..8) * 1_000,
         1 => at_ns + rng.u64(0..100) * 1_000,
@@ -222,7 +222,7 @@ pub(crate) fn any_time(rng: &mut Rng, round: u64) -> u64 {
     }
 }
 
-pub(crate) fn change_inputs(
+pub(crate) fn change_phase_inputs(
     rng: &mut Rng,
     task: &mut RawTaskState,
     config: &PhaseDetectorConfig,
@@ -249,7 +249,7 @@ pub(crate) fn change_inputs(
 }
 
 /// Changes everything that the class of a task depends on.
-pub(crate) fn change_class(rng: &mut Rng, task: &mut RawTaskState) {
+pub(crate) fn change_class_inputs(rng: &mut Rng, task: &mut RawTaskState) {
     let phase = WorkloadPhase::from_raw(rng.u8(0..WorkloadPhase::ALL.len() as u8));
     task.phase_word = PhaseWord::new(phase, rng.u16(..), rng.u64(0..1 << 40));
     let flags = [TASK_IS_ML, TASK_NCCL_ACTIVE, TASK_IS_LOADER];

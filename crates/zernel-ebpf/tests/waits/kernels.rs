@@ -9,7 +9,7 @@ use zernel_testkit::vm;
 
 pub(crate) fn the_probes_load_here() {
     let mut observer = Observer::start(&ObserverOptions::default()).expect("the probes load");
-    observer.adopt().expect("the iterator runs");
+    observer.adopt_existing_tasks().expect("the iterator runs");
     observer.read_counts().expect("maps can be read");
     assert_eq!(observer.losses(), Default::default());
 }

@@ -94,9 +94,9 @@ fn main() -> ExitCode {
             causes_of_blocks_are_distinguished,
         ),
         trial(
-            "older_threads_are_adopted",
+            "threads_from_before_observing_are_adopted",
             &needs,
-            older_threads_are_adopted,
+            threads_from_before_observing_are_adopted,
         ),
         trial(
             "preemption_is_not_a_block",
@@ -109,9 +109,9 @@ fn main() -> ExitCode {
             children_are_loaders_until_exec,
         ),
         trial(
-            "other_processes_get_no_state",
+            "a_process_without_ml_calls_gets_no_state",
             &needs,
-            other_processes_get_no_state,
+            a_process_without_ml_calls_gets_no_state,
         ),
         trial(
             "torch_loaders_are_waited_for",
@@ -184,13 +184,13 @@ fn run_and_check(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Tar
 }
 
 /// Within a tenth of the truth.
-fn assert_about(what: &str, seen: u64, truth: u64) {
+fn assert_within_a_tenth(what: &str, seen: u64, truth: u64) {
     assert_ratio(what, seen, truth, 0.9..=1.1);
 }
 
 /// Within 5 % of the truth. The observed program and the probes use the same clock; 97.7 % to 101.8 % were measured,
 /// also beside busy loops on every CPU.
-fn assert_close(what: &str, seen: u64, truth: u64) {
+fn assert_within_5_percent(what: &str, seen: u64, truth: u64) {
     assert_ratio(what, seen, truth, 0.95..=1.05);
 }
 
@@ -216,8 +216,8 @@ fn check_waits(process: &ObservedProcess, report: &RoleReport) -> [f64; 3] {
         waits.count, report.waits, waits.sum_ns, report.waited_ns
     );
     // A burst of more than a millisecond ends a wait early: one of 40 waits was missed in one of eight runs (95.4 %).
-    assert_about("waits for data", waits.sum_ns, report.waited_ns);
-    assert_close("causes", causes.total_ns(), waits.sum_ns);
+    assert_within_a_tenth("waits for data", waits.sum_ns, report.waited_ns);
+    assert_within_5_percent("causes", causes.total_ns(), waits.sum_ns);
     shares
 }
 
@@ -326,7 +326,7 @@ fn ranks_wait_for_the_slowest() {
     let waits = find_process(&observer, ranks[1].pid()).duration_histogram(DurationKind::DistSync);
     let waits = waits.expect("it waited");
     assert_eq!(waits.count, report.waits);
-    assert_close("waits for a rank", waits.sum_ns, report.waited_ns);
+    assert_within_5_percent("waits for a rank", waits.sum_ns, report.waited_ns);
 }
 
 /// How often the target `blocks` blocks for each reason.
@@ -344,7 +344,7 @@ fn causes_of_blocks_are_distinguished() {
                 // The thread's CPU clock runs before the switch to it ends, so each switch adds some
                 // microseconds to the blocked time and none takes any away. 100.8 % to 107.3 % were measured.
                 SchedBlockReason::Io => assert_ratio(by.name(), seen_ns, truth_ns, 0.98..=1.15),
-                _ => assert_close(by.name(), seen_ns, truth_ns),
+                _ => assert_within_5_percent(by.name(), seen_ns, truth_ns),
             }
         }
         check_task_state(observer, target.pid());
@@ -369,7 +369,7 @@ fn check_task_state(observer: &Observer, pid: u32) {
     );
 }
 
-fn older_threads_are_adopted() {
+fn threads_from_before_observing_are_adopted() {
     run_and_check("has_threads", 1, |observer, _, report| {
         // The read has found the process, with the children that it had before its first call.
         assert_eq!(report.children.len(), 3);
@@ -380,7 +380,7 @@ fn older_threads_are_adopted() {
 }
 
 /// Unit of times in `/proc/stat`.
-const TICK_NS: u64 = 10_000_000;
+const PROC_STAT_TICK_NS: u64 = 10_000_000;
 
 /// Time that interrupts and the hypervisor have taken from all CPUs. The kernel counts this time for no task.
 fn taken_from_tasks_ns() -> u64 {
@@ -388,7 +388,7 @@ fn taken_from_tasks_ns() -> u64 {
     // Of all CPUs: user, nice, system, idle, iowait, irq, softirq, steal.
     let words = text.split_whitespace().skip(6).take(3);
     let ticks = words.map(|word| word.parse::<u64>().expect("a number"));
-    ticks.sum::<u64>() * TICK_NS
+    ticks.sum::<u64>() * PROC_STAT_TICK_NS
 }
 
 fn preemption_is_not_a_block() {
@@ -405,7 +405,7 @@ fn preemption_is_not_a_block() {
         // Between the CPU time of the loop and that of the whole process: opening the device takes CPU time, too.
         // Time on a CPU contains what interrupts and the hypervisor took; the figure is rounded down to ticks.
         let all_ns = schedstat_sum(target.pid(), CPU_TIME_COLUMN);
-        let taken_ns = taken_from_tasks_ns() - taken_before_ns + TICK_NS;
+        let taken_ns = taken_from_tasks_ns() - taken_before_ns + PROC_STAT_TICK_NS;
         assert!(
             seen.on_cpu_ns as f64 >= 0.95 * report.cpu_ns as f64
                 && seen.on_cpu_ns as f64 <= 1.01 * all_ns as f64 + taken_ns as f64,
@@ -494,9 +494,9 @@ fn children_are_loaders_until_exec() {
     });
 }
 
-fn other_processes_get_no_state() {
+fn a_process_without_ml_calls_gets_no_state() {
     run_and_check("idles", 1, |observer, target, _| {
-        observer.adopt().expect("the iterator runs");
+        observer.adopt_existing_tasks().expect("the iterator runs");
         assert_eq!(observer.task_state(target.pid()).expect("readable"), None);
         assert_eq!(observer.task_state(1).expect("readable"), None);
         assert!(

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
-use zernel_ebpf::observer::{Observer, ObserverOptions, Rung};
-use zernel_ebpf::probes::{DataloadCauses, DurationKind};
+use zernel_ebpf::observer::{Observer, ObserverOptions, UprobeKind};
+use zernel_ebpf::probes::{DataWaitCauses, DurationKind};
 use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::Need;
 
-use crate::{assert_about, find_process};
+use crate::{assert_within_a_tenth, find_process};
 
 const PYTHON_PATH: &str = "/usr/bin/python3";
 
@@ -44,11 +44,11 @@ fn torch_library() -> Option<&'static Path> {
 }
 
 fn observe_torch() -> Observer {
-    observe_torch_and_driver(&Rung::LADDER, None)
+    observe_torch_and_driver(&UprobeKind::BEST_FIRST, None)
 }
 
 /// An observer of torch, and of a driver if there is one.
-fn observe_torch_and_driver(rungs: &[Rung], driver: Option<&Path>) -> Observer {
+fn observe_torch_and_driver(rungs: &[UprobeKind], driver: Option<&Path>) -> Observer {
     let torch = torch_library().expect("checked");
     let options = ObserverOptions {
         rungs: rungs.to_vec(),
@@ -176,7 +176,7 @@ fn wait_sum(observer: &mut Observer, pid: u32, family: DurationKind) -> (u64, u6
 struct ObservedAndTrueWaits {
     observer: Observer,
     script: RunningScript,
-    observed_before: DataloadCauses,
+    observed_before: DataWaitCauses,
     seen_ns: u64,
     truth_ns: u64,
 }
@@ -186,7 +186,7 @@ fn run_loading_script(workers: &str) -> ObservedAndTrueWaits {
     let folder = env!("CARGO_TARGET_TMPDIR");
     let mut script = RunningScript::start(LOADERS_SCRIPT, &[workers, "40", folder]);
     assert_eq!(script.next_line(), "ready");
-    observer.adopt().expect("the iterator runs");
+    observer.adopt_existing_tasks().expect("the iterator runs");
     let pid = script.child.id();
     let (sum_before, count_before) = wait_sum(&mut observer, pid, DurationKind::Dataload);
     let before = find_process(&observer, pid).probes.dataload;
@@ -213,18 +213,18 @@ pub(crate) fn torch_loaders_are_waited_for() {
     let mut calls = process.calls_by_function();
     let optimizer = calls.find(|(name, _)| name.contains("addcdiv_"));
     assert_eq!(optimizer.map(|(_, count)| count.calls), Some(2 * (3 + 40)));
-    assert_about("waits for torch's loaders", loaded.seen_ns, loaded.truth_ns);
+    assert_within_a_tenth("waits for torch's loaders", loaded.seen_ns, loaded.truth_ns);
     let (before, after) = (loaded.observed_before, process.probes.dataload);
     eprintln!("{before:?} {after:?}");
     // The loaders of the script compute: they were on CPUs, or could have been.
-    let computed = |causes: DataloadCauses| causes.prepare_ns() + causes.sched_ns();
+    let computed = |causes: DataWaitCauses| causes.prepare_ns() + causes.sched_ns();
     assert!(computed(after) - computed(before) > loaded.seen_ns / 2);
 }
 
 /// Without loaders and without a GPU, only a thread's own blocks show that it loads data.
 pub(crate) fn torch_loading_alone() {
     let loaded = run_loading_script("0");
-    assert_about("torch reading by itself", loaded.seen_ns, loaded.truth_ns);
+    assert_within_a_tenth("torch reading by itself", loaded.seen_ns, loaded.truth_ns);
 }
 
 /// Two ranks, one of them slow. Each prints how long it waited in its own collectives or in those of a model
@@ -270,7 +270,7 @@ sys.stdin.readline()
 
 /// The observed and the true time that the fast rank waited for the slow one.
 fn await_peer(how: &str, driver: Option<&Path>) -> (u64, u64) {
-    let mut observer = observe_torch_and_driver(&Rung::LADDER, driver);
+    let mut observer = observe_torch_and_driver(&UprobeKind::BEST_FIRST, driver);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let meeting = folder.path().join("meeting");
     let meeting = meeting.to_str().expect("a plain name");
@@ -296,12 +296,12 @@ fn await_peer(how: &str, driver: Option<&Path>) -> (u64, u64) {
 
 pub(crate) fn torch_ranks_wait_for_the_slowest() {
     let (seen, truth) = await_peer("collective", None);
-    assert_about("waits for a peer", seen, truth);
+    assert_within_a_tenth("waits for a peer", seen, truth);
 }
 
 pub(crate) fn torch_models_are_waited_for() {
     let (seen, truth) = await_peer("model", None);
-    assert_about("waits for a peer's gradients", seen, truth);
+    assert_within_a_tenth("waits for a peer's gradients", seen, truth);
 }
 
 /// A process with a GPU may reduce its gradients through the CPU, too.
@@ -309,7 +309,7 @@ pub(crate) fn reductions_through_the_cpu_beside_a_gpu_are_waited_for() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     install_libraries(folder.path(), Prologue::Push).expect("the software GPU is built");
     let (seen, truth) = await_peer("model", Some(&folder.path().join("libcuda.so.1")));
-    assert_about("waits for gradients with a GPU", seen, truth);
+    assert_within_a_tenth("waits for gradients with a GPU", seen, truth);
 }
 
 /// Raises in the middle of a probed function of C++.
@@ -336,7 +336,7 @@ sys.stdin.readline()
 "#;
 
 pub(crate) fn torch_survives_exceptions() {
-    for rung in Rung::LADDER {
+    for rung in UprobeKind::BEST_FIRST {
         let mut observer = observe_torch_and_driver(&[rung], None);
         let mut script = RunningScript::start(EXCEPTIONS_SCRIPT, &[]);
         assert_eq!(script.numbers_in_next_line(), [100], "{}", rung.name());

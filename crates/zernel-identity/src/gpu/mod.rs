@@ -13,7 +13,7 @@ mod visible_devices;
 pub use visible_devices::{
     CudaDevice, DeviceAssumption, DeviceOrder, VisibleDevices, ordinal_to_index,
 };
-pub use zernel_model::gpu::{GpuFacts, MigFacts, MigInstance, ProcessMemory};
+pub use zernel_model::gpu::{GpuFacts, MigFacts, MigInstance, ProcessGpuMemory};
 
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
@@ -39,16 +39,16 @@ pub struct Gpus {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NvmlUnavailable {
     /// The library does not exist. The NVIDIA driver is probably not installed.
-    NoLibrary(OsString),
+    LibraryNotFound(OsString),
     /// The library failed, with its reason: the driver is not loaded or does not match.
-    NotAnswering(String),
+    LibraryFailed(String),
 }
 
 impl fmt::Display for NvmlUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoLibrary(name) => write!(f, "{} is not installed", name.display()),
-            Self::NotAnswering(reason) => write!(f, "NVML failed: {reason}"),
+            Self::LibraryNotFound(name) => write!(f, "{} is not installed", name.display()),
+            Self::LibraryFailed(reason) => write!(f, "NVML failed: {reason}"),
         }
     }
 }
@@ -71,8 +71,10 @@ impl Gpus {
             .and_then(|nvml| nvml.device_count().map(|_| nvml));
         Self {
             nvml: nvml.map_err(|error| match error {
-                NvmlError::LibloadingError(_) => NvmlUnavailable::NoLibrary(library.to_owned()),
-                error => NvmlUnavailable::NotAnswering(error.to_string()),
+                NvmlError::LibloadingError(_) => {
+                    NvmlUnavailable::LibraryNotFound(library.to_owned())
+                }
+                error => NvmlUnavailable::LibraryFailed(error.to_string()),
             }),
         }
     }
@@ -121,7 +123,7 @@ impl Gpus {
     /// Returns the GPU memory of compute processes, as far as the driver (510 or newer) shows them
     /// to this process.
     #[must_use]
-    pub fn process_memory(&self) -> Vec<ProcessMemory> {
+    pub fn process_memory(&self) -> Vec<ProcessGpuMemory> {
         let devices = self.devices();
         devices
             .flat_map(|(index, device)| {
@@ -182,9 +184,9 @@ fn mig_facts_of_device(device: &Device<'_>) -> Vec<MigFacts> {
         .collect()
 }
 
-fn process_memory_on(index: u32, process: &ProcessInfo) -> ProcessMemory {
+fn process_memory_on(index: u32, process: &ProcessInfo) -> ProcessGpuMemory {
     let instances = process.gpu_instance_id.zip(process.compute_instance_id);
-    ProcessMemory {
+    ProcessGpuMemory {
         pid: process.pid,
         index,
         bytes: match process.used_gpu_memory {
@@ -205,7 +207,7 @@ mod tests {
         let gpus = Gpus::open_library(name);
         assert_eq!(
             gpus.unavailable_reason(),
-            Some(&NvmlUnavailable::NoLibrary(name.to_owned()))
+            Some(&NvmlUnavailable::LibraryNotFound(name.to_owned()))
         );
         assert_eq!(
             gpus.unavailable_reason().unwrap().to_string(),

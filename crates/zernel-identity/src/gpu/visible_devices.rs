@@ -65,11 +65,11 @@ pub enum DeviceAssumption {
     /// The GPU models differ, and the mapping assumes that the driver numbers them in bus order.
     BusOrder,
     /// A GPU in MIG mode is named as a whole, and the mapping assumes its first MIG device.
-    FirstPart,
+    FirstMigDevice,
     /// The assigned GPUs of the container are unknown, and the mapping assumes all GPUs.
-    WholeMachine,
+    AllGpus,
     /// The mapping assumes that Slurm hides GPUs outside of the job.
-    SlurmHides,
+    SlurmHidesGpus,
     /// The environment is unreadable, and the mapping assumes that no variable restricts the devices.
     EmptyEnvironment,
 }
@@ -109,13 +109,13 @@ impl VisibleDevices {
             assumptions: Vec::new(),
         };
         let same_model = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
-        visible.note_assumption(
+        visible.add_assumption_if(
             DeviceAssumption::BusOrder,
             !by_uuid && order == DeviceOrder::FastestFirst && !same_model,
         );
         let names_mig_devices = value.is_some_and(|list| list.starts_with("MIG-"));
-        visible.note_assumption(
-            DeviceAssumption::FirstPart,
+        visible.add_assumption_if(
+            DeviceAssumption::FirstMigDevice,
             !names_mig_devices && gpus.iter().any(|gpu| gpu.mig_enabled),
         );
         visible
@@ -141,7 +141,7 @@ impl VisibleDevices {
         let mut visible = Self::parse_ordered(list, order, &reachable);
         visible.assumptions.extend(assumption);
         visible.assumptions.extend(slurm);
-        visible.note_assumption(
+        visible.add_assumption_if(
             DeviceAssumption::EmptyEnvironment,
             !identity.environment_read,
         );
@@ -155,7 +155,7 @@ impl VisibleDevices {
         Some(device.index)
     }
 
-    fn note_assumption(&mut self, assumption: DeviceAssumption, is_made: bool) {
+    fn add_assumption_if(&mut self, assumption: DeviceAssumption, is_made: bool) {
         if is_made {
             self.assumptions.push(assumption);
         }
@@ -185,7 +185,7 @@ fn reachable_gpus(
     }
     match requested_gpus(identity.nvidia_visible_devices.as_deref(), gpus) {
         Some(requested) => (requested, None),
-        None => (gpus.to_vec(), Some(DeviceAssumption::WholeMachine)),
+        None => (gpus.to_vec(), Some(DeviceAssumption::AllGpus)),
     }
 }
 
@@ -258,19 +258,20 @@ fn restrict_to_slurm_gpus(
     match numbers {
         Some(numbers)
             if list != Some(slurm_gpus)
-                && list
-                    .is_some_and(|list| !is_uuid_list(list) && all_below(list, numbers.len())) =>
+                && list.is_some_and(|list| {
+                    !is_uuid_list(list) && are_all_below(list, numbers.len())
+                }) =>
         {
             let is_given = |gpu: &GpuFacts| numbers.contains(&gpu.minor.unwrap_or(gpu.index));
             let left = gpus.into_iter().filter(is_given).collect();
-            (left, Some(DeviceAssumption::SlurmHides))
+            (left, Some(DeviceAssumption::SlurmHidesGpus))
         }
         _ => (gpus, None),
     }
 }
 
 /// Whether every index is below `count`.
-fn all_below(list: &str, count: usize) -> bool {
+fn are_all_below(list: &str, count: usize) -> bool {
     let mut numbers = list.split(',').filter_map(leading_number);
     numbers.all(|number| usize::try_from(number).is_ok_and(|number| number < count))
 }

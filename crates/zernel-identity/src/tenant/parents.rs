@@ -45,11 +45,11 @@ pub fn tenant_parents(root: &Path) -> Vec<TenantParent> {
             add(pods_path, 1);
         }
     }
-    for name in names_in(root).filter(|name| is_slurm_root(name)) {
+    for name in names_in_folder(root).filter(|name| is_slurm_root(name)) {
         add(name.into(), 2);
     }
     let system = Path::new("system.slice");
-    for name in names_in(&root.join(system)).filter(|name| is_slurm_scope(name)) {
+    for name in names_in_folder(&root.join(system)).filter(|name| is_slurm_scope(name)) {
         add(system.join(name), 1);
     }
     parents
@@ -59,22 +59,22 @@ pub fn tenant_parents(root: &Path) -> Vec<TenantParent> {
 #[must_use]
 pub fn tenant_with_cgroup(root: &Path, parents: &[TenantParent], id: u64) -> Option<Tenant> {
     parents.iter().find_map(|parent| {
-        let path = find_below(root, &parent.path, parent.levels_to_tenant, id)?;
+        let path = find_cgroup_below(root, &parent.path, parent.levels_to_tenant, id)?;
         Tenant::from_cgroups([format!("/{}", path.display()).as_str()])
     })
 }
 
-fn find_below(root: &Path, path: &Path, levels: u32, id: u64) -> Option<PathBuf> {
+fn find_cgroup_below(root: &Path, path: &Path, levels: u32, id: u64) -> Option<PathBuf> {
     let entries = fs::read_dir(root.join(path)).ok()?.flatten();
     let mut folders = entries.filter(|entry| entry.file_type().is_ok_and(|it| it.is_dir()));
     if levels <= 1 {
         let found = folders.find(|entry| entry.ino() == id);
         return found.map(|entry| path.join(entry.file_name()));
     }
-    folders.find_map(|entry| find_below(root, &path.join(entry.file_name()), levels - 1, id))
+    folders.find_map(|entry| find_cgroup_below(root, &path.join(entry.file_name()), levels - 1, id))
 }
 
-fn names_in(folder: &Path) -> impl Iterator<Item = String> {
+fn names_in_folder(folder: &Path) -> impl Iterator<Item = String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok())
 }

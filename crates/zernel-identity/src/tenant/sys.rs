@@ -12,7 +12,7 @@ const NS_GET_OWNER_UID: Opcode = opcode::none(0xb7, 4);
 /// The parent of a user namespace. Fails if the parent is not visible from the namespace of this process.
 pub(super) fn parent_of_namespace(namespace: &File) -> Result<File> {
     // SAFETY: the request takes no argument and returns a new descriptor.
-    unsafe { ioctl(namespace, GetParent) }
+    unsafe { ioctl(namespace, GetParentNamespace) }
 }
 
 /// The user who created a user namespace, by its uid in the namespace of this process.
@@ -21,10 +21,10 @@ pub(super) fn owner_of_namespace(namespace: &File) -> Result<u32> {
     unsafe { ioctl(namespace, Getter::<NS_GET_OWNER_UID, u32>::new()) }
 }
 
-struct GetParent;
+struct GetParentNamespace;
 
 // SAFETY: the request takes no argument and returns a new descriptor.
-unsafe impl Ioctl for GetParent {
+unsafe impl Ioctl for GetParentNamespace {
     type Output = File;
     const IS_MUTATING: bool = false;
 

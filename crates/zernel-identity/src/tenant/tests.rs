@@ -153,7 +153,7 @@ fn a_range_that_root_maps_is_one_user() {
         ("x y z\n1\n", 1000, 1000),
     ];
     for (map, uid, user) in cases {
-        assert_eq!(user_of_range(map, uid), user, "{uid} in {map:?}");
+        assert_eq!(owner_of_uid_range(map, uid), user, "{uid} in {map:?}");
     }
 }
 
@@ -162,7 +162,7 @@ fn the_tenant_of_this_process_is_known() {
     let tenant = Tenant::of_pid(std::process::id()).unwrap();
     if let Tenant::User(user) = tenant {
         let uid = rustix::process::getuid().as_raw();
-        assert_eq!(user, SubordinateUids::of_machine().user_of(uid));
+        assert_eq!(user, SubordinateUids::read_from_machine().user_of(uid));
     }
     let error = Tenant::of_pid(u32::MAX).unwrap_err();
     assert_eq!(error.error_kind(), std::io::ErrorKind::NotFound);

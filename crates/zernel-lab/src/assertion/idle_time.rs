@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn only_spinners_that_may_use_every_cpu_all_the_time_count() {
+    fn only_unrestricted_spinners_are_counted() {
         assert_eq!(spinners_in(""), 4);
         assert_eq!(spinners_in("nice = 5"), 4);
         assert_eq!(spinners_in("affinity = { exact = [0] }"), 0);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_idles_while_tasks_wait_fails() {
+    fn idle_cpu_beside_waiting_spinners_fails() {
         let text =
             "about = 'x'\n[[group]]\nname = 'a'\nworkers = 8\nwork = 'spin_wait'\n".to_owned();
         let verdict = |text: &str, idle| {

@@ -29,12 +29,12 @@ fn verdict_of_run(assertions: &str, figures: &RunFigures) -> Verdict {
 }
 
 #[test]
-fn a_sound_run_passes_the_defaults() {
+fn valid_run_passes_default_assertions() {
     assert_eq!(verdict_of_run("", &sample_figures()), Verdict::Pass);
 }
 
 #[test]
-fn an_idle_group_may_starve() {
+fn sched_idle_group_may_starve() {
     let mut run = sample_figures();
     run.groups[1].longest_wait_ns = SECOND_NS;
     let mut scenario = scenario_with("");
@@ -45,7 +45,7 @@ fn an_idle_group_may_starve() {
 }
 
 #[test]
-fn a_run_whose_account_does_not_add_up_shows_nothing() {
+fn unbalanced_cpu_account_makes_run_inconclusive() {
     let mut run = sample_figures();
     let account = CpuTimeFigures {
         cpus: 4,
@@ -86,7 +86,7 @@ fn a_run_whose_account_does_not_add_up_shows_nothing() {
 }
 
 #[test]
-fn each_default_can_fail() {
+fn each_default_assertion_can_fail() {
     let mut run_with_long_wait = sample_figures();
     run_with_long_wait.groups[0].longest_wait_ns = SECOND_NS;
     let mut run_with_long_gap = sample_figures();
@@ -138,7 +138,7 @@ fn each_default_can_fail() {
 }
 
 #[test]
-fn kernel_messages_are_found_and_a_clean_end_is_none() {
+fn kernel_warnings_fail_and_clean_unload_passes() {
     let judged =
         |console: &str| judge_kernel_warning(first_kernel_warning(console).as_deref()).verdict;
     assert_eq!(judged("[    1.0] hello\n"), Verdict::Pass);
@@ -161,7 +161,7 @@ fn kernel_messages_are_found_and_a_clean_end_is_none() {
 }
 
 #[test]
-fn shares_are_compared_with_their_ideal() {
+fn cpu_shares_are_judged_against_ideal_shares() {
     let fairness_assertion = |shares: &str| {
         format!("[[assert]]\nfairness = {{ shares = {{ {shares} }}, within_percent = 5 }}")
     };
@@ -197,7 +197,7 @@ fn shares_are_compared_with_their_ideal() {
 }
 
 #[test]
-fn isolation_and_throughput_are_judged() {
+fn isolation_and_throughput_assertions_are_judged() {
     let isolation_assertion =
         |cpus: &str| format!("[[assert]]\nisolation = {{ group = 'a', cpus = [{cpus}] }}");
     assert_eq!(
@@ -252,7 +252,7 @@ fn a_quantile_of_too_few_samples_is_inconclusive() {
 }
 
 #[test]
-fn exit_codes_differ() {
+fn verdicts_have_distinct_exit_codes() {
     let codes = [
         Verdict::Pass,
         Verdict::Fail,

@@ -29,7 +29,7 @@ pub enum MetricKind {
 }
 
 impl Metric {
-    pub(super) fn of_scenario(scenario: &Scenario) -> Self {
+    pub(super) fn compared_in_scenario(scenario: &Scenario) -> Self {
         let first = scenario.groups.first().map(|group| group.name.clone());
         let group = scenario
             .training

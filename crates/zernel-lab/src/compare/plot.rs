@@ -17,7 +17,7 @@ pub(super) fn render_svg(report: &ScenarioReport) -> String {
         largest_value: values.fold(0.0_f64, |largest, value| largest.max(*value)),
     };
     let bottom = TOP_MARGIN + ROW_HEIGHT * report.rows.len() as f64 + 4.0;
-    let mut lines = opening_lines(report, bottom + 30.0);
+    let mut lines = svg_opening_lines(report, bottom + 30.0);
     for (index, row) in report.rows.iter().enumerate() {
         let y = TOP_MARGIN + ROW_HEIGHT * (index as f64 + 0.5);
         lines.push(format!(
@@ -26,7 +26,7 @@ pub(super) fn render_svg(report: &ScenarioReport) -> String {
             y + 4.0,
             escape_xml(&row.scheduler)
         ));
-        lines.extend(bar_and_dots(row, &axis, y));
+        lines.extend(svg_bar_and_dots(row, &axis, y));
     }
     lines.push(format!(
         "<line x1=\"{LEFT_MARGIN}\" y1=\"{bottom}\" x2=\"{}\" y2=\"{bottom}\" stroke=\"#999\"/>",
@@ -64,7 +64,7 @@ impl Axis {
 }
 
 /// The beginning of the SVG file, and the title of the plot.
-fn opening_lines(report: &ScenarioReport, height: f64) -> Vec<String> {
+fn svg_opening_lines(report: &ScenarioReport, height: f64) -> Vec<String> {
     let direction = match report.metric.higher_is_better() {
         true => "more is better",
         false => "less is better",
@@ -88,7 +88,7 @@ fn opening_lines(report: &ScenarioReport, height: f64) -> Vec<String> {
 }
 
 /// The median of a scheduler as a bar, and its seeds as dots.
-fn bar_and_dots(row: &SchedulerRow, axis: &Axis, y: f64) -> Vec<String> {
+fn svg_bar_and_dots(row: &SchedulerRow, axis: &Axis, y: f64) -> Vec<String> {
     let Some(median) = row.median else {
         return vec![format!(
             "<text x=\"{}\" y=\"{}\" fill=\"#a00\">no figures: {}</text>",

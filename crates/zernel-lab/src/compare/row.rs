@@ -87,7 +87,7 @@ impl SchedulerRow {
             problem: first_problem(runs),
             median: median(&by_seed.iter().flatten().copied().collect::<Vec<f64>>()),
             by_seed,
-            rate: median_of(&figures, |figures| {
+            rate: median_over_runs(&figures, |figures| {
                 figures
                     .find_group(&metric.group)
                     .map(|group| group.rate_per_second(figures.window_ns))
@@ -99,7 +99,7 @@ impl SchedulerRow {
             wake_p99_us: us(wakes.quantile(0.99)),
             wake_max_us: us(wakes.quantile(1.0)),
             cpu_ms_per_step: cpu_ms_per_step(&groups),
-            noise_cpus: median_of(&figures, |figures| {
+            noise_cpus: median_over_runs(&figures, |figures| {
                 (!scenario.noise.is_empty()).then(|| figures.cpus_used_by_groups(&scenario.noise))
             }),
             longest_wait_ms: longest_wait_ms(&figures),
@@ -120,7 +120,10 @@ fn first_problem(runs: &[&RunResult]) -> Option<String> {
     problem.map(|finding| finding.text.clone())
 }
 
-fn median_of(figures: &[&RunFigures], value: impl Fn(&RunFigures) -> Option<f64>) -> Option<f64> {
+fn median_over_runs(
+    figures: &[&RunFigures],
+    value: impl Fn(&RunFigures) -> Option<f64>,
+) -> Option<f64> {
     let values: Vec<f64> = figures
         .iter()
         .filter_map(|figures| value(figures))

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn six_of_six_decides_and_five_do_not() {
+    fn sign_test_needs_six_wins_of_six() {
         assert!((sign_test_of_counts(6, 0).p_value() - 1.0 / 64.0).abs() < 1e-12);
         assert_eq!(sign_test_of_counts(6, 0).outcome(), SignTestOutcome::Better);
         assert_eq!(sign_test_of_counts(0, 6).outcome(), SignTestOutcome::Worse);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_direction_of_the_figure_counts() {
+    fn sign_test_respects_higher_is_better() {
         let pairs = [(1.0, 2.0), (2.0, 2.0), (3.0, 1.0), (1.0, 5.0)];
         let higher = SignTest::from_pairs(pairs, true);
         assert_eq!((higher.wins, higher.losses, higher.ties), (2, 1, 1));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_in_the_middle() {
+    fn median_of_odd_even_and_empty_lists() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));

@@ -53,7 +53,7 @@ fn report_of_rounds(mine: &[u64]) -> ComparisonReport {
 }
 
 #[test]
-fn wins_and_losses_are_printed_alike() {
+fn report_prints_sign_test_outcome() {
     let better = report_of_rounds(&[120; 6]).to_string();
     assert!(better.contains("better, p = 0.016"), "{better}");
     let worse = report_of_rounds(&[80; 6]).to_string();
@@ -65,21 +65,21 @@ fn wins_and_losses_are_printed_alike() {
 }
 
 #[test]
-fn noise_is_printed_beside_the_rate() {
+fn report_row_has_rate_and_noise_cpus() {
     let row = &report_of_rounds(&[120; 2]).scenarios[0].rows[1];
     assert_eq!((row.rate, row.noise_cpus), (Some(120.0), Some(0.5)));
     assert_eq!(row.by_seed, [Some(120.0), Some(120.0)]);
 }
 
 #[test]
-fn a_plot_has_a_dot_for_each_run() {
+fn svg_plot_has_one_dot_per_run() {
     let svg = report_of_rounds(&[120; 6]).scenarios[0].to_svg();
     assert_eq!(svg.matches("<circle").count(), 12);
     assert!(svg.contains("more is better") && svg.ends_with("</svg>\n"));
 }
 
 #[test]
-fn a_baseline_finds_what_became_worse() {
+fn regressions_against_baseline_are_found() {
     use super::baseline::find_regressions;
     let old = report_of_rounds(&[120; 6]);
     assert!(find_regressions(&old, &old).is_empty());
@@ -103,7 +103,7 @@ fn a_baseline_finds_what_became_worse() {
 }
 
 #[test]
-fn every_run_has_one_key() {
+fn run_keys_cover_schedulers_and_seeds() {
     let run_keys = comparison_with_seeds(3).run_keys();
     assert_eq!(run_keys.len(), 6);
     assert_eq!(run_keys[..3], [(0, 0, 1), (0, 1, 1), (0, 0, 2)]);

@@ -54,7 +54,7 @@ const KIND_FUNC: u32 = 12;
 const KIND_FUNC_PROTO: u32 = 13;
 
 /// Number of bytes that follow a type of this kind with this number of members.
-fn trailing_bytes(kind: u32, members: usize) -> Result<usize, BadBtf> {
+fn member_bytes_after_type(kind: u32, members: usize) -> Result<usize, BadBtf> {
     const KIND_INT: u32 = 1;
     const KIND_ARRAY: u32 = 3;
     const KIND_STRUCT: u32 = 4;
@@ -123,7 +123,7 @@ impl<'a> BtfTypes<'a> {
         let (fields, rest) = self.type_bytes.split_at_checked(TYPE_BYTES).ok_or(BadBtf)?;
         let info = read_word(fields, 4)?;
         let kind = info >> 24 & 0x1f;
-        let trailing_size = trailing_bytes(kind, (info & 0xffff) as usize)?;
+        let trailing_size = member_bytes_after_type(kind, (info & 0xffff) as usize)?;
         let (member_bytes, rest) = rest.split_at_checked(trailing_size).ok_or(BadBtf)?;
         self.type_bytes = rest;
         Ok(BtfType {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn only_public_scheduler_functions_with_the_hidden_argument_are_malformed() {
+    fn public_kfuncs_with_aux_argument_are_malformed() {
         let good = btf_with_functions(&[
             ("scx_bpf_kick", &["cpu"]),
             ("scx_bpf_kick_impl", &["cpu", "aux"]),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_bytes_are_refused_and_never_panic() {
+    fn damaged_btf_never_panics() {
         let good = btf_with_functions(&[("scx_bpf_kick", &["cpu"])]);
         for length in 0..good.len() {
             assert_eq!(malformed_scheduler_functions(&good[..length]), Err(BadBtf));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machines_kernel_is_read() {
+    fn btf_of_running_kernel_is_read() {
         if let Ok(btf) = std::fs::read("/sys/kernel/btf/vmlinux") {
             assert!(malformed_scheduler_functions(&btf).is_ok());
         }

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_or_missing_cache_has_nothing() {
+    fn empty_or_missing_cache_has_no_kernel() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(
             newest_cached_release(&KernelCache::in_folder(folder.path()), "sched_ext"),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_kernel_that_fulfils_a_request_is_chosen() {
+    fn newest_cached_kernel_matching_request_is_chosen() {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::in_folder(folder.path());
         for (release, config) in [
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chosen_kernel_is_copied_and_stays_until_another_is_chosen() {
+    fn default_kernel_is_cached_until_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::in_folder(folder.path());
         assert_eq!(cache.default_kernel().unwrap(), None);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn half_fetched_and_foreign_folders_are_passed_over() {
+    fn incomplete_and_foreign_cache_folders_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::in_folder(folder.path());
         put_kernel(&cache, ".fetch-x", "6.12.1-cloud-amd64", "");
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_add_one_kernel_at_once_all_get_it() {
+    fn concurrent_moves_of_one_kernel_all_succeed() {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::in_folder(folder.path());
         let release = "6.12.1-cloud-amd64";
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn both_layouts_of_the_package_are_understood() {
+    fn image_and_config_are_found_in_both_package_layouts() {
         let release = "7.2.12+deb13-cloud-amd64";
         for layout in ["boot/NAME-RELEASE", "usr/lib/modules/RELEASE/NAME"] {
             let folder = tempfile::tempdir().unwrap();
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_without_an_image_is_an_error_that_names_it() {
+    fn package_without_image_is_error() {
         let folder = tempfile::tempdir().unwrap();
         let error =
             gather_image_and_config(folder.path(), "6.19.14", &folder.path().join("complete"))

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_order_as_numbers() {
+    fn kernel_versions_are_ordered_numerically() {
         let ascending = [
             "6.1.0-9-cloud-amd64",
             "6.1.0-50-cloud-amd64",
@@ -132,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn a_series_is_not_a_prefix_of_letters() {
+    fn series_6_1_does_not_match_6_12() {
         assert!(parse_version("6.12.107+deb13").starts_with_numbers(&[6, 12]));
         assert!(!parse_version("6.12.107+deb13").starts_with_numbers(&[6, 1]));
         assert!(parse_version("6.1.0-50").starts_with_numbers(&[6, 1]));
     }
 
     #[test]
-    fn what_does_not_start_with_a_version_is_refused() {
+    fn text_without_leading_version_is_refused() {
         for text in [
             "",
             "cloud-amd64",

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_written_as_the_kernel_reads_them() {
+    fn cgroup_settings_become_kernel_files_and_values() {
         let cgroup = ScenarioCgroup {
             name: "a".to_owned(),
             cpus: Some([0, 2].into()),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_leave_the_root_are_refused() {
+    fn cgroup_names_outside_root_are_refused() {
         for name in ["", "/a", "a/", "..", "a/../b", ".hidden"] {
             let cgroup = ScenarioCgroup {
                 name: name.to_owned(),

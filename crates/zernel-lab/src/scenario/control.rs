@@ -83,16 +83,18 @@ impl EevdfControl {
                 });
             }),
             Self::Weight => {
-                change_cgroups(&mut changed, &scenario.training, "training", |cgroup| {
+                change_cgroups_of_groups(&mut changed, &scenario.training, "training", |cgroup| {
                     cgroup.weight = Some(LARGEST_WEIGHT);
                 });
                 // Without a cgroup each task of the noise would count as much as a cgroup.
-                change_cgroups(&mut changed, &scenario.noise, "noise", |_| {});
+                change_cgroups_of_groups(&mut changed, &scenario.noise, "noise", |_| {});
             }
-            Self::Idle => change_cgroups(&mut changed, &scenario.noise, "noise", |cgroup| {
-                cgroup.idle = Some(true);
-            }),
-            Self::Reference => turn_into_reference(&mut changed)?,
+            Self::Idle => {
+                change_cgroups_of_groups(&mut changed, &scenario.noise, "noise", |cgroup| {
+                    cgroup.idle = Some(true);
+                });
+            }
+            Self::Reference => turn_into_reference_scenario(&mut changed)?,
         }
         Ok(changed)
     }
@@ -131,7 +133,7 @@ fn set_fifo_policy(group: &mut WorkSpec) {
 }
 
 /// Changes the cgroups of some groups. Groups without a cgroup get one in common.
-fn change_cgroups(
+fn change_cgroups_of_groups(
     scenario: &mut Scenario,
     groups: &[String],
     name: &str,
@@ -161,7 +163,7 @@ fn change_cgroups(
     scenario.cgroups.push(cgroup);
 }
 
-fn turn_into_reference(scenario: &mut Scenario) -> Result<(), String> {
+fn turn_into_reference_scenario(scenario: &mut Scenario) -> Result<(), String> {
     change_training_groups(scenario, set_fifo_policy);
     let noise = std::mem::take(&mut scenario.noise);
     let is_noise = |name: &String| noise.contains(name);
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn controls_change_training_or_noise_and_nothing_else() {
+    fn controls_change_only_training_or_noise() {
         let nice = EevdfControl::Nice
             .apply_to_scenario(&training_and_noise_scenario())
             .unwrap();
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_has_busy_cpus_and_no_noise() {
+    fn reference_control_replaces_noise_by_idle_spinners() {
         let reference = EevdfControl::Reference
             .apply_to_scenario(&training_and_noise_scenario())
             .unwrap();
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scenario_without_training_has_no_controls() {
+    fn controls_refuse_scenario_without_training() {
         let plain = Scenario::parse("about = 'x'\n[[group]]\nname = 'a'", "x.toml").unwrap();
         for control in EevdfControl::ALL {
             let error = control.apply_to_scenario(&plain).unwrap_err();
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_that_exists_is_changed_in_place() {
+    fn weight_control_changes_existing_cgroup() {
         let mut scenario = training_and_noise_scenario();
         scenario.cgroups.push(ScenarioCgroup {
             name: "mine".to_owned(),

@@ -27,13 +27,13 @@ mod companion_programs;
 use companion_programs::{ObserverProcess, RunningScheduler};
 
 /// Time between two samples of the states of all tasks.
-const SAMPLE_INTERVAL_MS: u64 = 100;
+const TASK_STATE_SAMPLE_INTERVAL_MS: u64 = 100;
 /// Time between the first reading of all CPU time, which takes a while, and the start of the measurement.
-const READING_BEFORE_WINDOW_MS: u64 = 200;
+const CPU_TIME_READING_LEAD_MS: u64 = 200;
 /// The phase whose end is the end of a training job's step.
-const STEP_END_PHASE: &str = "OptimizerStep";
+const PHASE_THAT_ENDS_STEP: &str = "OptimizerStep";
 /// The phase of a trainer that copies, launches and waits for the GPU.
-const GPU_PHASE: &str = "GpuCompute";
+const GPU_PHASE_NAME: &str = "GpuCompute";
 
 /// Runs a plan in this virtual machine, as root, and measures. `program` is the path of this program's file.
 ///
@@ -53,7 +53,7 @@ pub fn execute_plan(plan: &GuestPlan, program: &Path) -> Result<RunFigures, Stri
     let mut scheduler = RunningScheduler::start(&plan.scheduler, program)?;
     execution.start_groups(plan);
     execution.run_steps_and_sample(&mut observer);
-    scheduler.record_whether_loaded();
+    scheduler.record_if_still_loaded();
     let mut figures = execution.stop_and_compute_figures();
     figures.scheduler = scheduler.stop();
     figures.observer_longest_wait_ns = observer.as_ref().map(ObserverProcess::longest_wait_ns);
@@ -220,7 +220,7 @@ fn step_durations_ns(
                 .map_or(&[][..], |report| report.phase_intervals.as_slice());
             let last_phases = intervals
                 .iter()
-                .filter(|interval| interval.phase == STEP_END_PHASE);
+                .filter(|interval| interval.phase == PHASE_THAT_ENDS_STEP);
             let end_times_ns: Vec<u64> = last_phases
                 .map(|interval| interval.end_ns)
                 .filter(is_in_window)
@@ -244,7 +244,7 @@ fn step_durations_ns(
 fn gpu_phase_durations_ns(reports: &[WorkerReport], (begin_ns, end_ns): (u64, u64)) -> Vec<u64> {
     let intervals = reports.iter().flat_map(|report| &report.phase_intervals);
     intervals
-        .filter(|interval| interval.phase == GPU_PHASE)
+        .filter(|interval| interval.phase == GPU_PHASE_NAME)
         .filter(|interval| (begin_ns..=end_ns).contains(&interval.end_ns))
         .map(|interval| interval.end_ns - interval.start_ns)
         .collect()
@@ -259,7 +259,7 @@ struct OfflinePeriod {
 
 impl OfflinePeriod {
     /// The CPU, and how long it was off since the reading of the CPU time.
-    fn cpu_and_time_since(&self, reading: &CpuTimeReading) -> (usize, Duration) {
+    fn cpu_and_offline_time_since(&self, reading: &CpuTimeReading) -> (usize, Duration) {
         let until = self.until.unwrap_or_else(Instant::now);
         let since = self.since.max(reading.read_at());
         (self.cpu, until.saturating_duration_since(since))
@@ -302,7 +302,7 @@ impl<'a> ScenarioExecution<'a> {
             account: None,
             problems: Vec::new(),
         };
-        let starts_at_once = |group: &&WorkSpec| !scenario.is_added_later(&group.name);
+        let starts_at_once = |group: &&WorkSpec| !scenario.is_added_by_step(&group.name);
         for spec in scenario.groups.iter().filter(starts_at_once) {
             execution.spawn_group(spec)?;
         }
@@ -344,8 +344,8 @@ impl<'a> ScenarioExecution<'a> {
         let mut steps: Vec<&TimedAction> = self.scenario.steps.iter().collect();
         steps.sort_by_key(|step| step.at_ms);
         let mut steps = steps.into_iter().peekable();
-        let mut sample_ms = SAMPLE_INTERVAL_MS;
-        let mut reading_ms = begin_ms.saturating_sub(READING_BEFORE_WINDOW_MS);
+        let mut sample_ms = TASK_STATE_SAMPLE_INTERVAL_MS;
+        let mut reading_ms = begin_ms.saturating_sub(CPU_TIME_READING_LEAD_MS);
         loop {
             let step_ms = steps.peek().map_or(u64::MAX, |step| step.at_ms);
             let window_ms = match self.window_span_ns.0 {
@@ -358,23 +358,23 @@ impl<'a> ScenarioExecution<'a> {
                 self.read_first_cpu_time();
                 reading_ms = u64::MAX;
             } else if next_ms == window_ms && self.window_span_ns.0 == 0 {
-                self.begin_window();
+                self.begin_measurement();
             } else if next_ms == step_ms {
                 if let Some(step) = steps.next() {
                     self.perform_action(step);
                 }
             } else if next_ms == window_ms {
-                return self.end_window();
+                return self.end_measurement();
             } else {
                 self.groups.iter_mut().for_each(RunningGroup::sample_tasks);
                 observer.iter_mut().for_each(ObserverProcess::sample_tasks);
-                sample_ms += SAMPLE_INTERVAL_MS;
+                sample_ms += TASK_STATE_SAMPLE_INTERVAL_MS;
             }
         }
     }
 
     /// The cgroups of all groups and of the programs beside them, by name.
-    fn names_and_cgroups(&self) -> Vec<(String, PathBuf)> {
+    fn named_cgroups(&self) -> Vec<(String, PathBuf)> {
         let leaf_cgroups = |group: &RunningGroup| -> Vec<(String, PathBuf)> {
             let name = &group.spec.name;
             group
@@ -389,28 +389,28 @@ impl<'a> ScenarioExecution<'a> {
 
     fn read_first_cpu_time(&mut self) {
         // The CPU time is read only once, because this thread occupies a CPU meanwhile.
-        self.first_reading = CpuTimeReading::read_once(&self.names_and_cgroups()).ok();
+        self.first_reading = CpuTimeReading::read_once(&self.named_cgroups()).ok();
     }
 
-    fn begin_window(&mut self) {
+    fn begin_measurement(&mut self) {
         self.window_span_ns.0 = now_ns();
         for group in &mut self.groups {
             group.counters_at_begin = group.read_counters();
         }
     }
 
-    fn end_window(&mut self) {
+    fn end_measurement(&mut self) {
         self.window_span_ns.1 = now_ns();
         for group in &mut self.groups {
             group.counters_at_end = group.read_counters();
         }
         self.account = self.first_reading.take().and_then(|first| {
-            let second = CpuTimeReading::read_once(&self.names_and_cgroups()).ok()?;
+            let second = CpuTimeReading::read_once(&self.named_cgroups()).ok()?;
             let account = CpuTimeAccount::between_readings(&first, &second);
             let periods = self
                 .offline_periods
                 .iter()
-                .map(|period| period.cpu_and_time_since(&first));
+                .map(|period| period.cpu_and_offline_time_since(&first));
             Some(
                 account
                     .with_offline_time(&periods.collect::<Vec<_>>())
@@ -423,14 +423,14 @@ impl<'a> ScenarioExecution<'a> {
         let result = match &step.action {
             ScenarioAction::Add(name) => self.add_group(name),
             ScenarioAction::Remove(name) => {
-                for group in self.groups_named(name) {
+                for group in self.running_groups_named(name) {
                     group.counters_at_end = group.read_counters();
                     group.stop();
                 }
                 Ok(())
             }
             ScenarioAction::Move { group, to } => self
-                .groups_named(group)
+                .running_groups_named(group)
                 .try_for_each(|group| group.move_to_cgroup(Some(to))),
             ScenarioAction::Freeze(name) => {
                 cgroup::set_frozen(name, true).map_err(|error| error.to_string())
@@ -441,8 +441,8 @@ impl<'a> ScenarioExecution<'a> {
             ScenarioAction::Set(cgroup) => {
                 cgroup.write_settings().map_err(|error| error.to_string())
             }
-            ScenarioAction::Offline(cpu) => self.switch_cpu(*cpu, false),
-            ScenarioAction::Online(cpu) => self.switch_cpu(*cpu, true),
+            ScenarioAction::Offline(cpu) => self.set_cpu_online_and_record(*cpu, false),
+            ScenarioAction::Online(cpu) => self.set_cpu_online_and_record(*cpu, true),
         };
         if let Err(problem) = result {
             self.problems
@@ -450,7 +450,7 @@ impl<'a> ScenarioExecution<'a> {
         }
     }
 
-    fn switch_cpu(&mut self, cpu: usize, is_online: bool) -> Result<(), String> {
+    fn set_cpu_online_and_record(&mut self, cpu: usize, is_online: bool) -> Result<(), String> {
         cgroup::set_cpu_online(cpu, is_online).map_err(|error| error.to_string())?;
         match is_online {
             true => {
@@ -470,7 +470,7 @@ impl<'a> ScenarioExecution<'a> {
         Ok(())
     }
 
-    fn groups_named(&mut self, name: &str) -> impl Iterator<Item = &mut RunningGroup> {
+    fn running_groups_named(&mut self, name: &str) -> impl Iterator<Item = &mut RunningGroup> {
         self.groups
             .iter_mut()
             .filter(move |group| group.spec.name == name)
@@ -482,7 +482,7 @@ impl<'a> ScenarioExecution<'a> {
             .find_group(name)
             .ok_or("there is no such group")?;
         self.spawn_group(spec)?;
-        for group in self.groups_named(name) {
+        for group in self.running_groups_named(name) {
             if let Some(handle) = &mut group.handle {
                 handle.start();
             }

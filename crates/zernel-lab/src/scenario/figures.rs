@@ -91,7 +91,7 @@ impl From<CpuTimeAccount> for CpuTimeFigures {
         Self {
             cpus: account.cpu_count,
             kernel: account.kernel_cpus,
-            other: account.other_cpus,
+            other: account.other_processes_cpus,
             idle: account.idle_cpus,
             offline: account.offline_cpus,
             adds_up: account.adds_up(),
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_account_names_each_group_once() {
+    fn printed_account_sums_groups_of_one_name() {
         let account = CpuTimeFigures {
             cpus: 4,
             groups: [("a", 1.0), ("b", 0.5), ("a", 0.25)]
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_values_that_occurred() {
+    fn exact_quantile_returns_a_sample() {
         let values: Vec<u64> = (1..=100).rev().collect();
         assert_eq!(exact_quantile(&values, 0.5), Some(50));
         assert_eq!(exact_quantile(&values, 0.99), Some(99));

@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn schedulers_are_read_from_a_command_line() {
+    fn scheduler_choices_are_parsed_from_arguments() {
         let parse = |text: &str| SchedulerChoice::parse_argument(text, &["fair"]);
         assert_eq!(parse("eevdf"), Ok(SchedulerChoice::Eevdf));
         assert_eq!(
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_survives_the_way_to_the_guest() {
+    fn guest_plan_round_trips_through_json() {
         let text =
             "about = 'x'\ntraining = ['a']\n[[group]]\nname = 'a'\nworkers = 2\nwork.bursty = {}";
         let scenario = Scenario::parse(text, "x.toml").unwrap();

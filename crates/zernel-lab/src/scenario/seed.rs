@@ -38,14 +38,14 @@ pub(super) fn apply_seed(scenario: &mut Scenario, seed: u64) -> Result<StartOffs
     for group in &mut scenario.groups {
         let offset = random.next_fraction() * scenario.start_spread_us as f64;
         offsets.insert(group.name.clone(), offset as u64);
-        group.work_type = vary_work(&group.work_type, spread, &mut random)
+        group.work_type = vary_durations_of_work(&group.work_type, spread, &mut random)
             .map_err(|error| format!("group `{}`: {error}", group.name))?;
     }
     Ok(offsets)
 }
 
 /// The work type with every `_us` parameter changed by at most the share `spread`.
-fn vary_work(
+fn vary_durations_of_work(
     work: &WorkType,
     spread: f64,
     random: &mut SeededRandom,
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_scenario_and_another_one_does_not() {
+    fn seed_determines_durations_and_start_offsets() {
         let with_seed = |seed| {
             let mut scenario = bursty_scenario();
             let offsets = apply_seed(&mut scenario, seed).unwrap();

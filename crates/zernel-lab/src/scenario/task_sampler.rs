@@ -151,14 +151,14 @@ mod tests {
     const SECOND_NS: u64 = 1_000_000_000;
 
     #[test]
-    fn a_state_is_found_behind_any_name() {
+    fn task_state_is_parsed_after_any_task_name() {
         assert_eq!(state_in_stat("12 (a) R) x) S 1 2"), Some('S'));
         assert_eq!(state_in_stat("12 (cat) R 1 2"), Some('R'));
         assert_eq!(state_in_stat("malformed"), None);
     }
 
     #[test]
-    fn waiting_counts_while_a_runnable_task_does_not_run() {
+    fn longest_wait_counts_runnable_time_without_cpu() {
         let mut sampler = TaskSampler::default();
         let mut update_task = |cpu_ns, runnable, now_ns| {
             let times = TaskTimes {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_uses_cpu_time() {
+    fn sampling_counts_cpu_time_of_this_process() {
         let mut sampler = TaskSampler::default();
         let own_pid = i32::try_from(std::process::id()).unwrap();
         sampler.sample_processes(&[own_pid], 1);

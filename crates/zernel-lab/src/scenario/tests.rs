@@ -9,7 +9,7 @@ fn scenario_error(text: &str) -> String {
 }
 
 #[test]
-fn a_file_is_a_scenario_of_its_name() {
+fn scenario_is_named_after_its_file() {
     let text = format!(
         "{SMALL_SCENARIO}[[cgroup]]\nname = 'c'\ngroups = ['a']\nweight = 200\n[[step]]\nat_ms = 5\naction = {{ freeze = 'c' }}"
     );
@@ -24,7 +24,7 @@ fn a_file_is_a_scenario_of_its_name() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_key() {
+fn scenario_errors_name_the_key() {
     for (text, expected) in [
         ("[[group]]\nname = 'a'".to_owned(), "key `about` is missing"),
         (
@@ -97,7 +97,7 @@ fn what_is_wrong_is_named_with_its_key() {
 }
 
 #[test]
-fn a_missing_file_is_named() {
+fn missing_scenario_file_is_named() {
     let error = Scenario::load(Path::new("/no/such.toml"))
         .unwrap_err()
         .to_string();
@@ -108,7 +108,7 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn every_shipped_scenario_is_sound() {
+fn every_shipped_scenario_loads() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
     let mut files = 0;
     for entry in fs::read_dir(folder).unwrap() {
@@ -126,7 +126,7 @@ fn every_shipped_scenario_is_sound() {
 
 /// Figures of different days can be compared only if the scenarios are the same.
 #[test]
-fn the_shipped_scenarios_are_the_frozen_ones() {
+fn shipped_scenarios_match_frozen_checksums() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
     let frozen = fs::read_to_string(folder.join("frozen.sha256")).unwrap();
     let listed: BTreeSet<&str> = frozen

@@ -88,17 +88,17 @@ impl BootAttempt {
                     let end = *command_end.get_or_insert(now);
                     let is_over =
                         spec.deterministic_settings.is_none() || qemu_exit_status.is_some();
-                    ending_after_command(status, is_over, now - end)
+                    ending_once_command_is_done(status, is_over, now - end)
                 }
                 (GuestProgress::VirtualTimeLimitReached, _) => {
                     Some(BootEnding::VirtualTimeLimitReached)
                 }
                 (_, Some(status)) => Some(BootEnding::QemuExited(status)),
-                _ if qemu::kvm_failed(&folder.read_text(qemu::LOG_FILE)?) => {
+                _ if qemu::kvm_failed(&folder.read_text(qemu::QEMU_LOG_FILE)?) => {
                     Some(BootEnding::KvmFailed)
                 }
                 _ if spec.interrupt_flag.load(Ordering::Relaxed) => Some(BootEnding::Interrupted),
-                _ => exceeded_limit(now, boot_time, limits),
+                _ => ending_if_limit_exceeded(now, boot_time, limits),
             };
             if let Some(ending) = ending {
                 return Ok(Self {
@@ -128,7 +128,7 @@ impl BootAttempt {
         boot_count: usize,
     ) -> Result<CommandOutcome, VmError> {
         let partial_output = folder.read_partial_output()?;
-        let message = folder.read_text(qemu::LOG_FILE)?.trim().to_owned();
+        let message = folder.read_text(qemu::QEMU_LOG_FILE)?.trim().to_owned();
         match self.ending {
             BootEnding::CommandEnded(status) => Ok(CommandOutcome {
                 status,
@@ -142,7 +142,7 @@ impl BootAttempt {
                 deterministic_run: None,
             }),
             BootEnding::QemuExited(status) if status.success() => {
-                Err(error_of_ended_guest(partial_output))
+                Err(error_of_guest_that_stopped_early(partial_output))
             }
             BootEnding::QemuExited(status) => Err(VmError::QemuFailed {
                 status,
@@ -170,7 +170,7 @@ impl BootAttempt {
     }
 }
 
-fn ending_after_command(
+fn ending_once_command_is_done(
     status: CommandStatus,
     is_over: bool,
     since_end: Duration,
@@ -181,7 +181,7 @@ fn ending_after_command(
     }
 }
 
-fn exceeded_limit(
+fn ending_if_limit_exceeded(
     elapsed: Duration,
     boot_time: Option<Duration>,
     limits: AttemptLimits,
@@ -197,7 +197,7 @@ fn exceeded_limit(
 
 /// The error for a guest that ended before the command: its kernel crashed (which ends QEMU), or it switched itself
 /// off.
-fn error_of_ended_guest(partial_output: Box<PartialOutput>) -> VmError {
+fn error_of_guest_that_stopped_early(partial_output: Box<PartialOutput>) -> VmError {
     let panic = partial_output
         .console_log
         .lines()
@@ -261,8 +261,8 @@ impl RunFolder {
 
     /// What can be compared with another run. QEMU must have exited, so that it has written everything.
     pub(super) fn read_deterministic_run_record(&self) -> Result<DeterministicRunRecord, VmError> {
-        if !self.file_path(qemu::THREADS_EVIDENCE_FILE).exists() {
-            let message = self.read_text(qemu::LOG_FILE)?.trim().to_owned();
+        if !self.file_path(qemu::QEMU_THREADS_LOADED_FILE).exists() {
+            let message = self.read_text(qemu::QEMU_LOG_FILE)?.trim().to_owned();
             return Err(VmError::NotDeterministic { message });
         }
         let partial_output = self.read_partial_output()?;
@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crash_is_distinguished_from_a_shutdown() {
+    fn kernel_panic_is_distinguished_from_shutdown() {
         let partial_output = |console_log: &str| {
             Box::new(PartialOutput {
                 console_log: console_log.to_owned(),
@@ -303,21 +303,22 @@ mod tests {
             })
         };
         let console = "[    1.0] Booting\n[    1.2] Kernel panic - not syncing: sysrq triggered crash\nmore\n";
-        let error = error_of_ended_guest(partial_output(console));
+        let error = error_of_guest_that_stopped_early(partial_output(console));
         assert!(
             matches!(&error, VmError::KernelPanic { message, .. } if message == "not syncing: sysrq triggered crash")
         );
         assert!(error.to_string().contains("Booting"), "{error}");
         assert!(matches!(
-            error_of_ended_guest(partial_output("all fine\n")),
+            error_of_guest_that_stopped_early(partial_output("all fine\n")),
             VmError::GuestStopped { .. }
         ));
     }
 
     #[test]
-    fn a_guest_that_stays_on_after_its_command_is_an_error() {
-        let ending =
-            |is_over, since_end| ending_after_command(CommandStatus::Exited(0), is_over, since_end);
+    fn guest_that_does_not_power_off_is_error() {
+        let ending = |is_over, since_end| {
+            ending_once_command_is_done(CommandStatus::Exited(0), is_over, since_end)
+        };
         assert!(ending(false, Duration::from_secs(59)).is_none());
         assert!(matches!(
             ending(false, POWER_OFF_LIMIT),
@@ -330,20 +331,20 @@ mod tests {
     }
 
     #[test]
-    fn boot_and_command_have_limits_of_their_own() {
+    fn boot_and_command_have_separate_time_limits() {
         let seconds = Duration::from_secs;
         let limits = AttemptLimits {
             boot_limit: seconds(10),
             command_limit: seconds(3),
         };
-        assert!(exceeded_limit(seconds(9), None, limits).is_none());
+        assert!(ending_if_limit_exceeded(seconds(9), None, limits).is_none());
         assert!(matches!(
-            exceeded_limit(seconds(10), None, limits),
+            ending_if_limit_exceeded(seconds(10), None, limits),
             Some(BootEnding::BootTimedOut(_))
         ));
-        assert!(exceeded_limit(seconds(11), Some(seconds(9)), limits).is_none());
+        assert!(ending_if_limit_exceeded(seconds(11), Some(seconds(9)), limits).is_none());
         assert!(matches!(
-            exceeded_limit(seconds(12), Some(seconds(9)), limits),
+            ending_if_limit_exceeded(seconds(12), Some(seconds(9)), limits),
             Some(BootEnding::CommandTimedOut(_))
         ));
     }

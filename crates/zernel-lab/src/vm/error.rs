@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crash_of_the_emulator_is_distinguished_from_one_of_the_kernel() {
+    fn emulator_crash_is_recognised_by_undefined_flags() {
         let garbage = "[ 2.8] RSP: 0018:ffa00000003d7ad0 EFLAGS: 04ce2be2\n[ 2.8] RSP: 002b:00 EFLAGS: 00000293";
         assert!(has_undefined_cpu_flags(garbage));
         assert!(!has_undefined_cpu_flags(
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_repeats_only_the_end_of_the_console() {
+    fn partial_output_prints_last_console_lines() {
         let console_log = (0..100).map(|line| format!("line {line}\n")).collect();
         let text = PartialOutput {
             console_log,

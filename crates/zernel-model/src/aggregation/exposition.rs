@@ -7,12 +7,12 @@ use super::LatencyHistogram;
 
 /// Upper edges of the exported buckets, as powers of two in nanoseconds: from 1 µs to 69 s, each
 /// four times the one before.
-const BUCKET_EDGE_POWERS: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
+const LOG2_BUCKET_EDGES_NS: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
 
 /// The edges as `le` labels in seconds. Durations are whole nanoseconds, so "below the edge" is "at
 /// most the edge minus one".
-static EDGE_LABELS: LazyLock<[String; BUCKET_EDGE_POWERS.len()]> =
-    LazyLock::new(|| BUCKET_EDGE_POWERS.map(|power| ns_to_seconds((1 << power) - 1).to_string()));
+static BUCKET_EDGE_LABELS: LazyLock<[String; LOG2_BUCKET_EDGES_NS.len()]> =
+    LazyLock::new(|| LOG2_BUCKET_EDGES_NS.map(|power| ns_to_seconds((1 << power) - 1).to_string()));
 
 /// A text format of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,23 +55,23 @@ impl FamilyKind {
 #[derive(Debug, Default)]
 pub struct Exposition {
     text: String,
-    open_metrics: bool,
+    is_open_metrics: bool,
 }
 
 impl Exposition {
     /// Creates an OpenMetrics text, in which the name of a counter's family has no `_total`.
     #[must_use]
-    pub fn open_metrics() -> Self {
+    pub fn new_open_metrics() -> Self {
         Self {
             text: String::new(),
-            open_metrics: true,
+            is_open_metrics: true,
         }
     }
 
     /// Writes the help and the type of a family. Its samples must follow.
     pub fn write_family_head(&mut self, name: &str, kind: FamilyKind, help: &str) {
         let name = match kind {
-            FamilyKind::Counter if self.open_metrics => name.trim_end_matches("_total"),
+            FamilyKind::Counter if self.is_open_metrics => name.trim_end_matches("_total"),
             _ => name,
         };
         let kind = kind.name();
@@ -119,8 +119,10 @@ impl Exposition {
     ) {
         let labels = &label_text(labels);
         let separator = if labels.is_empty() { "" } else { "," };
-        let counts = histogram.counts_below(BUCKET_EDGE_POWERS).into_iter();
-        let edges = EDGE_LABELS.iter().map(String::as_str);
+        let counts = histogram
+            .counts_below_powers_of_two(LOG2_BUCKET_EDGES_NS)
+            .into_iter();
+        let edges = BUCKET_EDGE_LABELS.iter().map(String::as_str);
         for (edge, count) in edges.zip(counts).chain([("+Inf", histogram.count)]) {
             for part in [name, "_bucket{", labels, separator, "le=\"", edge, "\"}"] {
                 self.text.push_str(part);
@@ -183,7 +185,7 @@ fn write_labels(text: &mut String, mut has_previous: bool, labels: &[(&str, &dyn
         }
         text.push_str(label);
         text.push_str("=\"");
-        write!(Escaped(text), "{value}").expect(STRING_WRITE_CANNOT_FAIL);
+        write!(EscapedLabelValue(text), "{value}").expect(STRING_WRITE_CANNOT_FAIL);
         text.push('"');
     }
 }
@@ -196,9 +198,9 @@ const STRING_WRITE_CANNOT_FAIL: &str = "writing to a String cannot fail";
 
 /// Appends a label value with escapes. The format has escapes for three characters only; other control characters
 /// become the text `\x1b`, because label values are shown in terminals.
-struct Escaped<'a>(&'a mut String);
+struct EscapedLabelValue<'a>(&'a mut String);
 
-impl Write for Escaped<'_> {
+impl Write for EscapedLabelValue<'_> {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         let needs_escape = |c: char| c == '\\' || c == '"' || c.is_control();
         let mut rest = text;

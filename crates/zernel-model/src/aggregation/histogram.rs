@@ -2,12 +2,12 @@
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use crate::h2::{self, BucketRange};
+use crate::log_linear_buckets::{self, BucketRange};
 
 /// Histogram of durations in nanoseconds, over the whole range of `u64`.
 ///
 /// Count, sum, minimum and maximum are exact. Quantiles have a relative error of at most
-/// [`MAX_ERROR`](Self::MAX_ERROR) at any time.
+/// [`MAX_QUANTILE_ERROR`](Self::MAX_QUANTILE_ERROR) at any time.
 ///
 /// The buckets are log-linear (H2): below 32 ns each value has its own bucket, above, each power of
 /// two has 16. Only the buckets between minimum and maximum take memory: at most 8 KiB, usually
@@ -24,41 +24,39 @@ pub struct LatencyHistogram {
     pub max_ns: u64,
     /// First duration that [`record`](Self::record) counts on its fast path: between minimum and
     /// maximum, in a bucket of several values. 0 without durations.
-    fast_path_from: u64,
+    fast_path_first_ns: u64,
     /// Number of duration values on the fast path.
-    fast_path_width: u64,
+    fast_path_value_count: u64,
     /// Index of the first allocated bucket.
-    first: usize,
+    first_bucket_index: usize,
     buckets: Vec<u64>,
 }
 
 impl LatencyHistogram {
     /// Largest relative error of a quantile: half a bucket.
-    pub const MAX_ERROR: f64 = 0.5 / h2::BUCKETS_PER_POWER_OF_TWO as f64;
+    pub const MAX_QUANTILE_ERROR: f64 = 0.5 / log_linear_buckets::BUCKETS_PER_POWER_OF_TWO as f64;
 
     /// Records one duration.
     #[inline]
     pub fn record(&mut self, ns: u64) {
         // One comparison decides whether only the bucket, count and sum change.
-        if ns.wrapping_sub(self.fast_path_from) >= self.fast_path_width {
+        if ns.wrapping_sub(self.fast_path_first_ns) >= self.fast_path_value_count {
             return self.record_in_new_bucket(ns);
         }
-        let bucket = h2::shared_bucket_index(ns).wrapping_sub(self.first);
+        let bucket =
+            log_linear_buckets::multi_value_bucket_index(ns).wrapping_sub(self.first_bucket_index);
         let Some(in_bucket) = self.buckets.get_mut(bucket) else {
             return self.record_in_new_bucket(ns);
         };
         *in_bucket += 1;
         self.count += 1;
-        self.sum_ns = self
-            .sum_ns
-            .checked_add(ns)
-            .unwrap_or_else(sum_of_saturated_histogram);
+        self.sum_ns = self.sum_ns.checked_add(ns).unwrap_or_else(saturated_sum_ns);
     }
 
     /// Records a duration that is a new minimum or maximum, or has a bucket of its own.
     #[cold]
     fn record_in_new_bucket(&mut self, ns: u64) {
-        *self.bucket_mut(h2::bucket_index(ns)) += 1;
+        *self.bucket_mut(log_linear_buckets::bucket_index(ns)) += 1;
         self.add_sum_and_extremes(ns, ns, ns);
         self.count += 1;
     }
@@ -67,35 +65,37 @@ impl LatencyHistogram {
     #[cold]
     fn bucket_mut(&mut self, bucket: usize) -> &mut u64 {
         if self.buckets.is_empty() {
-            self.first = bucket;
+            self.first_bucket_index = bucket;
         }
-        if bucket < self.first {
-            let missing = std::iter::repeat_n(0, self.first - bucket);
+        if bucket < self.first_bucket_index {
+            let missing = std::iter::repeat_n(0, self.first_bucket_index - bucket);
             self.buckets.splice(0..0, missing);
-            self.first = bucket;
+            self.first_bucket_index = bucket;
         }
-        let length = (bucket + 1 - self.first).max(self.buckets.len());
+        let length = (bucket + 1 - self.first_bucket_index).max(self.buckets.len());
         self.buckets.resize(length, 0);
-        &mut self.buckets[bucket - self.first]
+        &mut self.buckets[bucket - self.first_bucket_index]
     }
 
     /// Adds `count` durations of about `ns` to a bucket. [`Self::add_sum_and_extremes`] must add their sum,
     /// minimum and maximum.
     pub fn record_bucket_counts(&mut self, ns: u64, count: u64) {
         self.count += count;
-        *self.bucket_mut(h2::bucket_index(ns)) += count;
+        *self.bucket_mut(log_linear_buckets::bucket_index(ns)) += count;
     }
 
     /// Adds the sum, minimum and maximum of durations that [`Self::record_bucket_counts`] counted.
     pub fn add_sum_and_extremes(&mut self, sum_ns: u64, min_ns: u64, max_ns: u64) {
         self.sum_ns = self.sum_ns.saturating_add(sum_ns);
-        self.min_ns = match self.fast_path_from {
+        self.min_ns = match self.fast_path_first_ns {
             0 => min_ns,
             _ => self.min_ns.min(min_ns),
         };
         self.max_ns = self.max_ns.max(max_ns);
-        self.fast_path_from = self.min_ns.max(h2::FIRST_VALUE_IN_SHARED_BUCKET);
-        self.fast_path_width = match self.max_ns.checked_sub(self.fast_path_from) {
+        self.fast_path_first_ns = self
+            .min_ns
+            .max(log_linear_buckets::FIRST_VALUE_IN_MULTI_VALUE_BUCKET);
+        self.fast_path_value_count = match self.max_ns.checked_sub(self.fast_path_first_ns) {
             Some(distance) => distance + 1,
             None => 0,
         };
@@ -109,10 +109,10 @@ impl LatencyHistogram {
         self.add_sum_and_extremes(other.sum_ns, other.min_ns, other.max_ns);
         self.count += other.count;
         // The buckets of both ends are allocated first, so that memory is allocated at most once per end.
-        let last = other.first + other.buckets.len() - 1;
-        self.bucket_mut(other.first);
+        let last = other.first_bucket_index + other.buckets.len() - 1;
+        self.bucket_mut(other.first_bucket_index);
         self.bucket_mut(last);
-        let shared = &mut self.buckets[other.first - self.first..];
+        let shared = &mut self.buckets[other.first_bucket_index - self.first_bucket_index..];
         for (ours, theirs) in shared.iter_mut().zip(&other.buckets) {
             *ours += theirs;
         }
@@ -138,8 +138,8 @@ impl LatencyHistogram {
         for (offset, count) in self.buckets.iter().enumerate() {
             below += count;
             if below >= rank {
-                return BucketRange::of_bucket(self.first + offset)
-                    .middle()
+                return BucketRange::from_bucket_index(self.first_bucket_index + offset)
+                    .middle_value()
                     .clamp(self.min_ns, self.max_ns);
             }
         }
@@ -157,11 +157,12 @@ impl LatencyHistogram {
 
     /// Returns the number of durations below 2 to the power of each of `powers`, which must ascend and be above 4.
     /// The counts are exact, because these powers of two are edges of buckets.
-    pub(crate) fn counts_below<const N: usize>(&self, powers: [u32; N]) -> [u64; N] {
+    pub(crate) fn counts_below_powers_of_two<const N: usize>(&self, powers: [u32; N]) -> [u64; N] {
         let mut below = 0;
         let mut next = 0;
         powers.map(|power| {
-            let edge = h2::bucket_index(1 << power).saturating_sub(self.first);
+            let edge = log_linear_buckets::bucket_index(1 << power)
+                .saturating_sub(self.first_bucket_index);
             let edge = edge.min(self.buckets.len());
             below += self.buckets[next..edge].iter().sum::<u64>();
             next = edge;
@@ -172,7 +173,7 @@ impl LatencyHistogram {
 
 /// Returns the saturated sum. A separate cold function keeps this case off the fast path.
 #[cold]
-fn sum_of_saturated_histogram() -> u64 {
+fn saturated_sum_ns() -> u64 {
     u64::MAX
 }
 
@@ -196,7 +197,8 @@ mod tests {
 
     #[test]
     fn the_largest_histogram_takes_at_most_8_kib() {
-        let size = size_of::<LatencyHistogram>() + h2::BUCKET_COUNT * size_of::<u64>();
+        let size =
+            size_of::<LatencyHistogram>() + log_linear_buckets::BUCKET_COUNT * size_of::<u64>();
         assert!(size <= 8 * 1024, "{size} bytes");
     }
 
@@ -260,7 +262,7 @@ mod tests {
             let rank = ((share * durations.len() as f64).ceil() as usize).max(1);
             let exact = durations[rank - 1];
             let error = histogram.quantile_ns(share).abs_diff(exact) as f64;
-            prop_assert!(error <= exact as f64 * LatencyHistogram::MAX_ERROR);
+            prop_assert!(error <= exact as f64 * LatencyHistogram::MAX_QUANTILE_ERROR);
             prop_assert_eq!(histogram.min_ns, durations[0]);
             prop_assert_eq!(histogram.max_ns, *durations.last().unwrap());
         }
@@ -287,7 +289,7 @@ mod tests {
             durations.iter().for_each(|ns| histogram.record(*ns));
             let powers = [5, 10, 31, 63];
             let exact = powers.map(|power| durations.iter().filter(|ns| **ns < 1 << power).count() as u64);
-            prop_assert_eq!(histogram.counts_below(powers), exact);
+            prop_assert_eq!(histogram.counts_below_powers_of_two(powers), exact);
         }
     }
 }

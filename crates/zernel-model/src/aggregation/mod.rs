@@ -109,14 +109,14 @@ impl AggregatedMetrics {
     #[must_use]
     pub fn to_prometheus(&self) -> String {
         let mut out = Exposition::default();
-        self.expose(&mut out);
+        self.write_metrics(&mut out);
         out.into_text()
     }
 
     /// Appends all metrics to an exposition.
-    pub fn expose(&self, out: &mut Exposition) {
-        self.expose_memory(out);
-        self.expose_durations(out, expose_histograms);
+    pub fn write_metrics(&self, out: &mut Exposition) {
+        self.write_memory_families(out);
+        self.write_duration_families(out, write_histogram_family);
     }
 
     /// Returns all metrics. Durations are summaries with `quantile="0.5"` and `"0.99"`, not histograms with
@@ -124,8 +124,8 @@ impl AggregatedMetrics {
     #[must_use]
     pub fn to_prometheus_quantiles(&self) -> String {
         let mut out = Exposition::default();
-        self.expose_memory(&mut out);
-        self.expose_durations(&mut out, expose_summaries);
+        self.write_memory_families(&mut out);
+        self.write_duration_families(&mut out, write_summary_family);
         out.into_text()
     }
 
@@ -144,9 +144,9 @@ impl AggregatedMetrics {
                 })
             })
             .collect();
-        let launches = merge_all(self.cuda_latency.values());
-        let waits = merge_all(self.dataloader_wait.values());
-        let all_reduces = merge_all(
+        let launches = merge_histograms(self.cuda_latency.values());
+        let waits = merge_histograms(self.dataloader_wait.values());
+        let all_reduces = merge_histograms(
             self.nccl_duration
                 .iter()
                 .filter_map(|(op, histogram)| is_all_reduce(op).then_some(histogram)),
@@ -154,15 +154,15 @@ impl AggregatedMetrics {
         let quantile = |histogram: &LatencyHistogram, share, unit_ns: f64| {
             (histogram.count > 0).then(|| histogram.quantile_ns(share) as f64 / unit_ns)
         };
-        const US: f64 = 1e3;
-        const MS: f64 = 1e6;
+        const NS_PER_US: f64 = 1e3;
+        const NS_PER_MS: f64 = 1e6;
         json!({
             "gpu_utilization": memory,
-            "cuda_latency_p50_us": quantile(&launches, 0.5, US),
-            "cuda_latency_p99_us": quantile(&launches, 0.99, US),
-            "nccl_allreduce_p50_ms": quantile(&all_reduces, 0.5, MS),
-            "nccl_allreduce_p99_ms": quantile(&all_reduces, 0.99, MS),
-            "dataloader_wait_p50_ms": quantile(&waits, 0.5, MS),
+            "cuda_latency_p50_us": quantile(&launches, 0.5, NS_PER_US),
+            "cuda_latency_p99_us": quantile(&launches, 0.99, NS_PER_US),
+            "nccl_allreduce_p50_ms": quantile(&all_reduces, 0.5, NS_PER_MS),
+            "nccl_allreduce_p99_ms": quantile(&all_reduces, 0.99, NS_PER_MS),
+            "dataloader_wait_p50_ms": quantile(&waits, 0.5, NS_PER_MS),
             "last_update_ms": self.last_update_ms,
             "nccl": self.nccl_duration,
             "processes": self.histograms_by_pid(),
@@ -184,14 +184,14 @@ impl AggregatedMetrics {
         processes
     }
 
-    fn expose_memory(&self, out: &mut Exposition) {
-        self.expose_memory_family(
+    fn write_memory_families(&self, out: &mut Exposition) {
+        self.write_memory_family(
             out,
             "zernel_gpu_memory_used_bytes",
             "GPU memory a process has in use.",
             |memory| memory.current_bytes,
         );
-        self.expose_memory_family(
+        self.write_memory_family(
             out,
             "zernel_gpu_memory_peak_bytes",
             "The most GPU memory a process ever had in use.",
@@ -199,7 +199,7 @@ impl AggregatedMetrics {
         );
     }
 
-    fn expose_memory_family(
+    fn write_memory_family(
         &self,
         out: &mut Exposition,
         name: &str,
@@ -214,7 +214,7 @@ impl AggregatedMetrics {
         }
     }
 
-    fn expose_durations(&self, out: &mut Exposition, expose: ExposeFamily) {
+    fn write_duration_families(&self, out: &mut Exposition, expose: WriteDurationFamily) {
         expose(
             out,
             "zernel_cuda_launch_latency_seconds",
@@ -253,7 +253,8 @@ impl AggregatedMetrics {
 
 /// A function that writes one family of durations: name, help, label name, and a histogram per
 /// label value.
-type ExposeFamily = fn(&mut Exposition, &str, &str, &str, &[(&dyn Display, &LatencyHistogram)]);
+type WriteDurationFamily =
+    fn(&mut Exposition, &str, &str, &str, &[(&dyn Display, &LatencyHistogram)]);
 
 fn with_label_values<K: Display>(
     histograms: &BTreeMap<K, LatencyHistogram>,
@@ -264,7 +265,7 @@ fn with_label_values<K: Display>(
         .collect()
 }
 
-fn expose_histograms(
+fn write_histogram_family(
     out: &mut Exposition,
     name: &str,
     help: &str,
@@ -277,7 +278,7 @@ fn expose_histograms(
     }
 }
 
-fn expose_summaries(
+fn write_summary_family(
     out: &mut Exposition,
     name: &str,
     help: &str,
@@ -290,7 +291,9 @@ fn expose_summaries(
     }
 }
 
-fn merge_all<'a>(histograms: impl IntoIterator<Item = &'a LatencyHistogram>) -> LatencyHistogram {
+fn merge_histograms<'a>(
+    histograms: impl IntoIterator<Item = &'a LatencyHistogram>,
+) -> LatencyHistogram {
     let mut all = LatencyHistogram::default();
     for histogram in histograms {
         all.merge(histogram);

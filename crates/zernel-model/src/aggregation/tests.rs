@@ -84,7 +84,7 @@ fn a_snapshot_merges_pids_and_keeps_per_pid_details() {
         let value = snapshot[name].as_f64().unwrap();
         let error = (value - exact).abs() / exact;
         assert!(
-            error <= LatencyHistogram::MAX_ERROR,
+            error <= LatencyHistogram::MAX_QUANTILE_ERROR,
             "{name} is {value}, not {exact}"
         );
     };

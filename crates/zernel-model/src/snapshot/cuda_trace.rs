@@ -39,7 +39,7 @@ pub struct CudaSnapshot {
     pub launch_times: Option<SharedHistogram>,
     /// Durations of GPU waits by kind.
     #[serde(skip)]
-    pub wait_times: Vec<WaitTimes>,
+    pub wait_times: Vec<GpuWaitTimes>,
 }
 
 /// Calls that were counted: all of them, or those in sampling windows.
@@ -57,7 +57,7 @@ pub struct CountedCalls {
 
 /// Durations of one kind of GPU wait.
 #[derive(Debug, Clone, PartialEq)]
-pub struct WaitTimes {
+pub struct GpuWaitTimes {
     /// `stream`, `event`, `context` or `copy`.
     pub kind: &'static str,
     /// The durations.

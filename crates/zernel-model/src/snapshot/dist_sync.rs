@@ -7,7 +7,7 @@ use super::SharedHistogram;
 /// Waits of a process for other ranks, through any library.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct PeerSnapshot {
+pub struct PeerWaitSnapshot {
     /// Seconds of all waits.
     pub peer_wait_seconds: f64,
     /// Durations of the waits.

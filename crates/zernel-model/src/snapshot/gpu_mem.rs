@@ -65,7 +65,7 @@ impl DeviceMemory {
 
     /// The memory figures in the form of the aggregated metrics.
     #[must_use]
-    pub fn metrics(&self) -> GpuMemMetrics {
+    pub fn to_gpu_mem_metrics(&self) -> GpuMemMetrics {
         GpuMemMetrics {
             current_bytes: self.bytes,
             peak_bytes: self.peak_bytes,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 /// The resolution of start times in `/proc`.
-pub const START_UNIT_NS: u64 = 10_000_000;
+pub const PROC_START_TIME_UNIT_NS: u64 = 10_000_000;
 
 /// Which functions are probed in which library file, and which processes map it.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -15,7 +15,7 @@ pub struct Ledger {
     /// The files with probes.
     pub files: Vec<LibraryFile>,
     /// The processes that map one of the listed files.
-    pub mapped_by: Vec<MappedBy>,
+    pub mapped_by: Vec<MappingProcess>,
     /// Files that no probe can be attached to.
     pub refused: Arc<RefusedFiles>,
 }
@@ -59,10 +59,10 @@ pub enum AttachState {
 
 /// A process that maps library files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MappedBy {
+pub struct MappingProcess {
     /// Process id.
     pub pid: u32,
-    /// Start time in nanoseconds since boot, rounded down to [`START_UNIT_NS`].
+    /// Start time in nanoseconds since boot, rounded down to [`PROC_START_TIME_UNIT_NS`].
     pub start_ns: u64,
     /// User of the process.
     pub uid: Option<u32>,
@@ -137,9 +137,9 @@ impl RefusalCause {
 /// kept.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RefusedFiles {
-    newest: VecDeque<RefusedFile>,
-    left_out: BTreeMap<RefusalCause, u64>,
-    refusals: BTreeMap<RefusalCause, u64>,
+    kept_files: VecDeque<RefusedFile>,
+    left_out_counts: BTreeMap<RefusalCause, u64>,
+    refusal_counts: BTreeMap<RefusalCause, u64>,
 }
 
 impl RefusedFiles {
@@ -149,42 +149,44 @@ impl RefusedFiles {
     /// Adds a file. The file replaces an earlier entry with the same path. Beyond [`Self::MAX_KEPT_FILES`] entries, the
     /// oldest one of the tenant with the most entries is left out and counted.
     pub fn add_refused_file(&mut self, file: RefusedFile) {
-        *self.refusals.entry(file.cause).or_default() += 1;
-        self.newest.retain(|known| known.path != file.path);
-        self.newest.push_back(file);
-        if self.newest.len() > Self::MAX_KEPT_FILES
+        *self.refusal_counts.entry(file.cause).or_default() += 1;
+        self.kept_files.retain(|known| known.path != file.path);
+        self.kept_files.push_back(file);
+        if self.kept_files.len() > Self::MAX_KEPT_FILES
             && let Some(oldest) = self.oldest_of_largest_tenant()
-            && let Some(oldest) = self.newest.remove(oldest)
+            && let Some(oldest) = self.kept_files.remove(oldest)
         {
-            *self.left_out.entry(oldest.cause).or_default() += 1;
+            *self.left_out_counts.entry(oldest.cause).or_default() += 1;
         }
     }
 
     /// Position of the oldest entry of the tenant with the most entries.
     fn oldest_of_largest_tenant(&self) -> Option<usize> {
         let mut tenants: BTreeMap<&str, usize> = BTreeMap::new();
-        for file in &self.newest {
+        for file in &self.kept_files {
             *tenants.entry(&file.tenant).or_default() += 1;
         }
         let (largest, _) = tenants.into_iter().max_by_key(|(_, files)| *files)?;
-        self.newest.iter().position(|file| file.tenant == largest)
+        self.kept_files
+            .iter()
+            .position(|file| file.tenant == largest)
     }
 
     /// The refused files that are kept, from the oldest to the newest.
-    pub fn newest_first(&self) -> impl Iterator<Item = &RefusedFile> {
-        self.newest.iter()
+    pub fn oldest_to_newest(&self) -> impl Iterator<Item = &RefusedFile> {
+        self.kept_files.iter()
     }
 
     /// Number of refusals so far, by cause. A file may be tried and refused several times.
     #[must_use]
-    pub fn refusal_count(&self) -> &BTreeMap<RefusalCause, u64> {
-        &self.refusals
+    pub fn refusal_counts(&self) -> &BTreeMap<RefusalCause, u64> {
+        &self.refusal_counts
     }
 
     /// Number of entries that were left out, by cause.
     #[must_use]
-    pub fn left_out(&self) -> &BTreeMap<RefusalCause, u64> {
-        &self.left_out
+    pub fn left_out_counts(&self) -> &BTreeMap<RefusalCause, u64> {
+        &self.left_out_counts
     }
 }
 
@@ -215,20 +217,20 @@ mod tests {
             files.add_refused_file(refused_file(number, cause));
         }
         let kept: Vec<_> = files
-            .newest_first()
+            .oldest_to_newest()
             .map(|file| file.reason.clone())
             .collect();
         assert_eq!(kept.len(), RefusedFiles::MAX_KEPT_FILES);
         assert_eq!(kept.last().map(String::as_str), Some("number 19999"));
-        assert_eq!(files.left_out()[&RefusalCause::OverLimit], 4936);
-        assert_eq!(files.left_out()[&RefusalCause::NotALibrary], 14_808);
+        assert_eq!(files.left_out_counts()[&RefusalCause::OverLimit], 4936);
+        assert_eq!(files.left_out_counts()[&RefusalCause::NotALibrary], 14_808);
 
         let mut snapshot = Snapshot::default();
         snapshot.ledger.refused = Arc::new(files);
         let json = snapshot.ledger_json(Scope::All);
         assert_eq!(json["refused"].as_array().unwrap().len(), 256);
-        let left_out = json!({ "not a library": 14_808, "over a limit": 4936 });
-        assert_eq!(json["refused_left_out"], left_out);
+        let left_out_counts = json!({ "not a library": 14_808, "over a limit": 4936 });
+        assert_eq!(json["refused_left_out"], left_out_counts);
         let own = snapshot.ledger_json(Scope::User(1000));
         assert!(own.get("refused").is_none() && own.get("refused_left_out").is_none());
     }
@@ -243,7 +245,7 @@ mod tests {
         for number in 1..1000 {
             files.add_refused_file(refused_file(number, RefusalCause::NotALibrary));
         }
-        let first = files.newest_first().next().unwrap();
+        let first = files.oldest_to_newest().next().unwrap();
         assert_eq!(first.reason, "number 0");
     }
 
@@ -254,7 +256,7 @@ mod tests {
             files.add_refused_file(refused_file(1, RefusalCause::Changed));
             files.add_refused_file(refused_file(2, RefusalCause::NotAFile));
         }
-        assert_eq!(files.newest_first().count(), 2);
-        assert!(files.left_out().is_empty());
+        assert_eq!(files.oldest_to_newest().count(), 2);
+        assert!(files.left_out_counts().is_empty());
     }
 }

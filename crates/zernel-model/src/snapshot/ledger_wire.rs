@@ -7,15 +7,15 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::ledger::{
-    AttachState, FunctionEntry, LibraryFile, MappedBy, RefusedFile, START_UNIT_NS,
+    AttachState, FunctionEntry, LibraryFile, MappingProcess, PROC_START_TIME_UNIT_NS, RefusedFile,
 };
-use super::wire::hide_foreign_pids;
+use super::wire::hide_pids_except;
 use super::{ProcessSnapshot, Scope, Snapshot};
 
 /// The ledger within a scope. The ledger is serialised directly, because a [`Value`] takes six times the memory of
 /// the text.
 #[derive(Serialize)]
-struct ScopedLedger<'a> {
+struct LedgerOnWire<'a> {
     rung: &'a str,
     processes: Vec<LibrariesOfProcess<'a>>,
     #[serde(flatten)]
@@ -26,7 +26,7 @@ struct ScopedLedger<'a> {
 #[derive(Serialize)]
 struct MachineFiles<'a> {
     files: Vec<LibraryOnWire<'a>>,
-    refused: Vec<RefusedOnWire<'a>>,
+    refused: Vec<RefusedFileOnWire<'a>>,
     refused_left_out: BTreeMap<&'static str, u64>,
 }
 
@@ -68,7 +68,7 @@ struct FunctionOnWire<'a> {
 
 /// A file that no probe can be attached to.
 #[derive(Serialize)]
-struct RefusedOnWire<'a> {
+struct RefusedFileOnWire<'a> {
     path: Cow<'a, str>,
     reason: &'a str,
 }
@@ -78,7 +78,7 @@ impl Snapshot {
     /// only files that the user's own processes map.
     #[must_use]
     pub fn ledger_text(&self, scope: Scope) -> String {
-        let write = |ledger: &ScopedLedger<'_>| serde_json::to_string(ledger);
+        let write = |ledger: &LedgerOnWire<'_>| serde_json::to_string(ledger);
         self.with_ledger(scope, write)
             .expect("every key is a string")
     }
@@ -86,20 +86,20 @@ impl Snapshot {
     /// The value of [`Self::ledger_text`]. The value takes six times the memory of the text.
     #[must_use]
     pub fn ledger_json(&self, scope: Scope) -> Value {
-        let convert = |ledger: &ScopedLedger<'_>| serde_json::to_value(ledger);
+        let convert = |ledger: &LedgerOnWire<'_>| serde_json::to_value(ledger);
         self.with_ledger(scope, convert)
             .expect("every key is a string")
     }
 
     /// Calls a function with the ledger within a scope.
-    fn with_ledger<T>(&self, scope: Scope, read: impl FnOnce(&ScopedLedger<'_>) -> T) -> T {
+    fn with_ledger<T>(&self, scope: Scope, read: impl FnOnce(&LedgerOnWire<'_>) -> T) -> T {
         let mapped_by = self.ledger.mapped_by.iter();
-        let mapped_by: Vec<&MappedBy> =
+        let mapped_by: Vec<&MappingProcess> =
             mapped_by.filter(|it| scope.contains_user(it.uid)).collect();
         let visible: Vec<u32> = mapped_by.iter().map(|it| it.pid).collect();
         let visible = (scope != Scope::All).then_some(&visible[..]);
         let processes = mapped_by.iter();
-        read(&ScopedLedger {
+        read(&LedgerOnWire {
             rung: &self.rung,
             processes: processes
                 .map(|mapped| self.libraries_of(mapped, visible))
@@ -110,11 +110,11 @@ impl Snapshot {
 
     fn libraries_of<'a>(
         &'a self,
-        mapped: &MappedBy,
+        mapped: &MappingProcess,
         visible: Option<&'a [u32]>,
     ) -> LibrariesOfProcess<'a> {
         let process = self.observed.iter().find(|process| {
-            let start_ns = process.start_ns - process.start_ns % START_UNIT_NS;
+            let start_ns = process.start_ns - process.start_ns % PROC_START_TIME_UNIT_NS;
             (process.pid, start_ns) == (mapped.pid, mapped.start_ns)
         });
         let files = self.ledger.files.iter();
@@ -130,17 +130,17 @@ impl Snapshot {
     fn machine_files(&self) -> MachineFiles<'_> {
         let ledger = &self.ledger;
         let files = ledger.files.iter();
-        let left_out = ledger.refused.left_out().iter();
+        let left_out_counts = ledger.refused.left_out_counts().iter();
         MachineFiles {
             files: files
                 .map(|file| LibraryOnWire::new(file, None, None))
                 .collect(),
             refused: ledger
                 .refused
-                .newest_first()
-                .map(RefusedOnWire::from)
+                .oldest_to_newest()
+                .map(RefusedFileOnWire::from)
                 .collect(),
-            refused_left_out: left_out
+            refused_left_out: left_out_counts
                 .map(|(cause, count)| (cause.name(), *count))
                 .collect(),
         }
@@ -165,7 +165,7 @@ impl<'a> LibraryOnWire<'a> {
     }
 }
 
-impl<'a> From<&'a RefusedFile> for RefusedOnWire<'a> {
+impl<'a> From<&'a RefusedFile> for RefusedFileOnWire<'a> {
     fn from(file: &'a RefusedFile) -> Self {
         Self {
             path: file.path.to_string_lossy(),
@@ -179,13 +179,13 @@ impl Serialize for FunctionsOnWire<'_> {
         serializer.collect_seq(
             self.functions
                 .iter()
-                .map(|function| self.function_entry(function)),
+                .map(|function| self.function_on_wire(function)),
         )
     }
 }
 
 impl<'a> FunctionsOnWire<'a> {
-    fn function_entry(&self, function: &'a FunctionEntry) -> FunctionOnWire<'a> {
+    fn function_on_wire(&self, function: &'a FunctionEntry) -> FunctionOnWire<'a> {
         let (state, reason) = match &function.state {
             AttachState::Attached => ("attached", None),
             AttachState::Sampled => ("sampled", None),
@@ -195,7 +195,7 @@ impl<'a> FunctionsOnWire<'a> {
             symbol: function.symbol,
             state,
             reason: reason.map(|reason| match self.visible {
-                Some(pids) => Cow::Owned(hide_foreign_pids(reason, pids)),
+                Some(pids) => Cow::Owned(hide_pids_except(reason, pids)),
                 None => Cow::Borrowed(reason),
             }),
             displacement: (function.bytes_after_entry > 0).then_some(function.bytes_after_entry),

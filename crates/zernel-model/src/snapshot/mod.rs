@@ -14,7 +14,7 @@ mod process;
 mod wire;
 
 /// Declares the parts of a process that probes describe.
-macro_rules! declare_parts {
+macro_rules! declare_probe_snapshots {
     (all { $($all:tt)* } process { $($process:tt)* } thread { $($thread:tt)* }
      snapshot { $($part:ident: $state:ident => $snapshot:ident,)* }
      $($rest:tt)*) => {
@@ -31,7 +31,7 @@ macro_rules! declare_parts {
         }
     };
 }
-for_each_probe!(declare_parts);
+for_each_probe!(declare_probe_snapshots);
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,14 +39,16 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use ledger::{
-    AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusalCause, RefusedFile,
-    RefusedFiles, START_UNIT_NS,
+    AttachState, FunctionEntry, Ledger, LibraryFile, MappingProcess, PROC_START_TIME_UNIT_NS,
+    RefusalCause, RefusedFile, RefusedFiles,
 };
-pub use process::{Calls, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, StepSnapshot};
-pub use wire::{SNAPSHOT_FORMAT, ZERNEL_VERSION, is_late, lateness_problem};
+pub use process::{
+    FunctionCalls, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, StepSnapshot,
+};
+pub use wire::{SNAPSHOT_FORMAT, ZERNEL_VERSION, is_snapshot_late, late_snapshot_problem};
 
 use crate::aggregation::{AggregatedMetrics, LatencyHistogram};
-use crate::gpu::{GpuFacts, ProcessMemory};
+use crate::gpu::{GpuFacts, ProcessGpuMemory};
 use crate::identity::Identity;
 
 /// Durations that a snapshot shares with the observer, which copies them before it adds to them.
@@ -92,7 +94,7 @@ impl Scope {
 
     /// Whether sums without a pid count the processes of this user.
     #[must_use]
-    pub fn sums_contain_user(self, uid: Option<u32>) -> bool {
+    pub fn counts_user_in_sums(self, uid: Option<u32>) -> bool {
         self == Self::Machine || self.contains_user(uid)
     }
 
@@ -135,7 +137,7 @@ pub struct Snapshot {
     /// Time that a probed call costs its thread.
     pub call_cost_seconds: f64,
     /// Path of the pinned map in which a scheduler finds the states of tasks.
-    pub shared_state: SharedState,
+    pub shared_state: TaskStateMapPath,
     /// Age of the snapshot when it was serialised; 0 in the observer's own process.
     #[serde(skip_serializing)]
     pub age_seconds: f64,
@@ -150,7 +152,7 @@ pub struct Snapshot {
     pub gpus: Vec<GpuFacts>,
     /// GPU memory of every process of the machine, as NVML reports it.
     #[serde(skip)]
-    pub gpu_processes: Vec<ProcessMemory>,
+    pub gpu_processes: Vec<ProcessGpuMemory>,
     /// The observer's own figures.
     #[serde(skip)]
     pub observer: ObserverSnapshot,
@@ -165,14 +167,14 @@ pub struct Snapshot {
 /// Path of the pinned map in which a scheduler finds the states of tasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SharedState {
+pub enum TaskStateMapPath {
     /// The pinned BPF map.
     Path(PathBuf),
     /// Why there is none.
     Missing(String),
 }
 
-impl Default for SharedState {
+impl Default for TaskStateMapPath {
     fn default() -> Self {
         Self::Missing(String::new())
     }
@@ -217,7 +219,7 @@ impl Snapshot {
             let probes = &process.probes;
             for device in &probes.gpu_mem.memory {
                 let key = format!("{pid}:{}", device.gpu_label());
-                metrics.gpu_memory.insert(key, device.metrics());
+                metrics.gpu_memory.insert(key, device.to_gpu_mem_metrics());
             }
             let waits = [
                 (&mut metrics.cuda_latency, &probes.cuda_trace.launch_times),

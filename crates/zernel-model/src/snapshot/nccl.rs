@@ -110,11 +110,11 @@ impl Snapshot {
     ) -> BTreeMap<String, LatencyHistogram> {
         let uid = |process: &ProcessSnapshot| process.identity.as_ref().map(|it| it.uid);
         let counted = self.observed.iter();
-        let counted = counted.filter(|process| scope.sums_contain_user(uid(process)));
+        let counted = counted.filter(|process| scope.counts_user_in_sums(uid(process)));
         let collectives = counted.flat_map(|it| &it.probes.nccl.collectives);
         let listed = collectives.filter_map(|it| Some((&*it.op, of_listed(it)?)));
         let exited = self.exited_ranks.iter();
-        let exited = exited.filter(|exited| scope.sums_contain_user(exited.uid));
+        let exited = exited.filter(|exited| scope.counts_user_in_sums(exited.uid));
         let exited = exited.filter_map(|it| Some((it.op, of_exited(it)?)));
         let mut sums: BTreeMap<String, LatencyHistogram> = BTreeMap::new();
         for (op, times) in listed.chain(exited) {

@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize, Serializer};
-use zernel_phase::steps::{Mark, Step};
+use zernel_phase::steps::{Step, StepMark};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
 use super::ProbeSnapshots;
 use crate::identity::Identity;
 
 /// The most steps of a process that are serialised.
-const SERIALISED_STEPS: usize = 32;
+const MAX_SERIALISED_STEPS: usize = 32;
 
 /// One observed process.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub struct ProcessSnapshot {
     #[serde(skip)]
     pub counters: Vec<(&'static str, f64)>,
     /// Calls of the process by probed function.
-    pub calls: BTreeMap<Cow<'static, str>, Calls>,
+    pub calls: BTreeMap<Cow<'static, str>, FunctionCalls>,
     /// Overhead of being observed.
     pub cost: ObservingCost,
     /// Whether a function that the process calls is or was sampled.
@@ -96,7 +96,7 @@ pub struct PhaseSnapshot {
 #[serde(default)]
 pub struct StepSnapshot {
     /// The step mark that separates steps; `None` until it is known.
-    pub boundary: Option<Mark>,
+    pub boundary: Option<StepMark>,
     /// Number of steps.
     pub count: u64,
     /// How often marks were lost. If marks were lost, `count` is a lower bound.
@@ -104,19 +104,19 @@ pub struct StepSnapshot {
     /// How often the count restarted because a better boundary was found.
     pub restarts: u32,
     /// The latest steps, oldest first.
-    #[serde(serialize_with = "serialise_latest")]
+    #[serde(serialize_with = "serialise_latest_steps")]
     pub recent: Vec<Step>,
 }
 
-fn serialise_latest<S: Serializer>(steps: &[Step], serializer: S) -> Result<S::Ok, S::Error> {
-    let skipped = steps.len().saturating_sub(SERIALISED_STEPS);
+fn serialise_latest_steps<S: Serializer>(steps: &[Step], serializer: S) -> Result<S::Ok, S::Error> {
+    let skipped = steps.len().saturating_sub(MAX_SERIALISED_STEPS);
     steps[skipped..].serialize(serializer)
 }
 
 /// Calls of one function.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Calls {
+pub struct FunctionCalls {
     /// Calls that returned; an estimate if the function was sampled.
     pub calls: u64,
     /// Calls that returned an error.

@@ -5,17 +5,17 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{ProcessSnapshot, Scope, SharedState, Snapshot};
+use super::{ProcessSnapshot, Scope, Snapshot, TaskStateMapPath};
 
 /// A snapshot within a scope. A scoped snapshot is serialised directly, because a [`Value`] takes several times the
 /// memory and the time.
 #[derive(Serialize)]
-struct ScopedSnapshot<'a> {
+struct SnapshotOnWire<'a> {
     format: u32,
     zernel_version: &'static str,
     #[serde(flatten)]
     aggregated: Value,
-    shared_state: &'a SharedState,
+    shared_state: &'a TaskStateMapPath,
     observed: Vec<&'a ProcessSnapshot>,
     gone_ranks: Vec<&'a ProcessSnapshot>,
     sampled: &'a [String],
@@ -33,17 +33,17 @@ pub const SNAPSHOT_FORMAT: u32 = 1;
 pub const ZERNEL_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A snapshot older than this is late: four of the observer's rounds.
-const MAX_AGE_IN_TIME: Duration = Duration::from_secs(2);
+const MAX_TIMELY_SNAPSHOT_AGE: Duration = Duration::from_secs(2);
 
 /// Whether an observer should have published another snapshot by now.
 #[must_use]
-pub fn is_late(age: Duration) -> bool {
-    age > MAX_AGE_IN_TIME
+pub fn is_snapshot_late(age: Duration) -> bool {
+    age > MAX_TIMELY_SNAPSHOT_AGE
 }
 
 /// The sentence about a late snapshot, for the list of problems.
 #[must_use]
-pub fn lateness_problem(age: Duration) -> String {
+pub fn late_snapshot_problem(age: Duration) -> String {
     let seconds = age.as_secs_f64();
     format!("the observer is late: these figures are {seconds:.1} s old")
 }
@@ -54,7 +54,7 @@ impl Snapshot {
     #[must_use]
     pub fn to_json(&self, scope: Scope, age: Duration) -> String {
         let exited = self.gone_ranks.iter();
-        let scoped = ScopedSnapshot {
+        let scoped = SnapshotOnWire {
             format: SNAPSHOT_FORMAT,
             zernel_version: ZERNEL_VERSION,
             aggregated: self.aggregated_json(scope),
@@ -92,16 +92,16 @@ impl Snapshot {
         let problems = self.problems.iter();
         let problems = problems.map(|problem| match scope {
             Scope::All => problem.clone(),
-            Scope::User(_) | Scope::Pod(_) | Scope::Machine => hide_foreign_pids(problem, &pids),
+            Scope::User(_) | Scope::Pod(_) | Scope::Machine => hide_pids_except(problem, &pids),
         });
         problems
-            .chain(is_late(age).then(|| lateness_problem(age)))
+            .chain(is_snapshot_late(age).then(|| late_snapshot_problem(age)))
             .collect()
     }
 }
 
 /// Replaces the pids in a text, except those in `visible`.
-pub(super) fn hide_foreign_pids(text: &str, visible: &[u32]) -> String {
+pub(super) fn hide_pids_except(text: &str, visible: &[u32]) -> String {
     let mut words = Vec::new();
     let mut follows_process = false;
     for word in text.split(' ') {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_has_sums_and_no_process() {
+    fn machine_scope_has_sums_and_no_process() {
         let mut trainer = process_snapshot(4711, 1000);
         let mut launches = crate::aggregation::LatencyHistogram::default();
         launches.record(8000);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_snapshot_says_so() {
+    fn a_late_snapshot_has_a_problem_sentence() {
         let problems = |age| {
             let text = Snapshot::default().to_json(Scope::All, age);
             let read: Snapshot = serde_json::from_str(&text).expect("it is a snapshot");

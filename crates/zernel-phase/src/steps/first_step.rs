@@ -1,10 +1,10 @@
 //! The first step of a training loop, which no boundary precedes.
 
-use super::{MAX_RUN, Mark, Step};
+use super::{MAX_RUN_OF_MARKS, Step, StepMark};
 
 /// The backward passes of a process before its first update of the model.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct BeforeUpdate {
+pub(super) struct PassesBeforeFirstUpdate {
     /// Start of the first backward pass.
     begin_ns: Option<u64>,
     /// Number of these backward passes.
@@ -13,14 +13,14 @@ pub(super) struct BeforeUpdate {
     end_ns: Option<u64>,
 }
 
-impl BeforeUpdate {
-    pub(super) fn mark(&mut self, mark: Mark, at_ns: u64) {
+impl PassesBeforeFirstUpdate {
+    pub(super) fn mark(&mut self, mark: StepMark, at_ns: u64) {
         match mark {
-            Mark::Backward if self.end_ns.is_none() => {
+            StepMark::Backward if self.end_ns.is_none() => {
                 self.begin_ns.get_or_insert(at_ns);
                 self.passes = self.passes.saturating_add(1);
             }
-            Mark::Optimizer => {
+            StepMark::Optimizer => {
                 self.end_ns.get_or_insert(at_ns);
             }
             _ => {}
@@ -38,13 +38,13 @@ impl BeforeUpdate {
             lacks_marks: true,
         };
         let longest_ns = following.iter().flatten().map(Step::duration_ns).max()?;
-        (self.passes <= MAX_RUN && step.duration_ns() > longest_ns).then_some(step)
+        (self.passes <= MAX_RUN_OF_MARKS && step.duration_ns() > longest_ns).then_some(step)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Launches, MarkClass, StepDetector, StepSummary};
+    use super::super::{Launches, StepDetector, StepMarkClass, StepSummary};
     use super::*;
 
     const SECOND: u64 = 1_000_000_000;
@@ -52,20 +52,20 @@ mod tests {
     /// Marks `passes` backward passes, the last one `last_pass_ns` before the first update, and then ten steps of 1 s.
     fn train(detector: &mut StepDetector, passes: u64, pass_ns: u64) -> u64 {
         for pass in 0..passes {
-            detector.mark(Mark::Backward, pass_ns * pass, Launches::Unknown);
+            detector.record_mark(StepMark::Backward, pass_ns * pass, Launches::Unknown);
         }
         let first_update_ns = pass_ns * passes;
         for step in 0..10 {
             let at_ns = first_update_ns + SECOND * step;
-            detector.mark(Mark::Optimizer, at_ns, Launches::Unknown);
-            detector.mark(Mark::Backward, at_ns + SECOND / 2, Launches::Unknown);
+            detector.record_mark(StepMark::Optimizer, at_ns, Launches::Unknown);
+            detector.record_mark(StepMark::Backward, at_ns + SECOND / 2, Launches::Unknown);
         }
         first_update_ns
     }
 
     fn warm_up_ns(detector: &StepDetector) -> u64 {
-        let steps: Vec<Step> = detector.recent().iter().copied().collect();
-        let summary = StepSummary::from_whole_run(&steps, Mark::Optimizer);
+        let steps: Vec<Step> = detector.recent_steps().iter().copied().collect();
+        let summary = StepSummary::from_whole_run(&steps, StepMark::Optimizer);
         summary.expect("it has steps").warm_up_ns
     }
 
@@ -74,8 +74,8 @@ mod tests {
         let mut detector = StepDetector::default();
         // The compiler traces a backward pass before the real one begins.
         let first_update_ns = train(&mut detector, 2, 10 * SECOND);
-        assert_eq!(detector.boundary(), Some(Mark::Optimizer));
-        assert_eq!(detector.recent()[0].end_ns, first_update_ns);
+        assert_eq!(detector.boundary(), Some(StepMark::Optimizer));
+        assert_eq!(detector.recent_steps()[0].end_ns, first_update_ns);
         assert_eq!(warm_up_ns(&detector), 20 * SECOND);
     }
 
@@ -83,7 +83,7 @@ mod tests {
     fn the_known_part_of_an_ordinary_first_step_is_no_step() {
         let mut detector = StepDetector::default();
         train(&mut detector, 1, SECOND / 2);
-        assert_eq!(detector.recent().len(), 9);
+        assert_eq!(detector.recent_steps().len(), 9);
         assert_eq!(warm_up_ns(&detector), 0);
     }
 
@@ -97,12 +97,12 @@ mod tests {
     #[test]
     fn a_first_step_with_missing_marks_is_unknown() {
         let mut detector = StepDetector::default();
-        detector.mark(Mark::Backward, 0, Launches::Unknown);
-        detector.gap(&[MarkClass::Training]);
+        detector.record_mark(StepMark::Backward, 0, Launches::Unknown);
+        detector.record_gap(&[StepMarkClass::Training]);
         for step in 20..30 {
-            detector.mark(Mark::Optimizer, SECOND * step, Launches::Unknown);
-            detector.mark(
-                Mark::Backward,
+            detector.record_mark(StepMark::Optimizer, SECOND * step, Launches::Unknown);
+            detector.record_mark(
+                StepMark::Backward,
                 SECOND * step + SECOND / 2,
                 Launches::Unknown,
             );

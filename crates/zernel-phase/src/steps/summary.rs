@@ -1,16 +1,16 @@
 //! Summary of a list of steps: step times, warm-up, pauses and stalls.
 
-use super::{Mark, MarkClass, Step};
+use super::{Step, StepMark, StepMarkClass};
 
 /// A step longer than this multiple of the median is long.
-const LONG_FACTOR: f64 = 1.5;
+const LONG_STEP_FACTOR: f64 = 1.5;
 /// A stall is longer than this multiple of the median and than [`STALL_OVER_P90_FACTOR`] times the
 /// 90th percentile. Long steps that are more frequent are periodic, as with two data loaders that
 /// take turns.
 const STALL_FACTOR: f64 = 3.0;
 const STALL_OVER_P90_FACTOR: f64 = 1.5;
 /// A kind of step is rare below this share of all steps.
-const RARE_SHARE: f64 = 0.1;
+const RARE_STEP_SHARE: f64 = 0.1;
 /// A step with this many similar steps directly beside it is not rare.
 const MIN_SIMILAR_NEIGHBOURS: usize = 4;
 /// An interval with less than this share of a step's launches is part of an evaluation.
@@ -62,20 +62,20 @@ pub struct StepSummary {
 impl StepSummary {
     /// Summarises the steps of a run from its first step on; `None` without steps.
     #[must_use]
-    pub fn from_whole_run(steps: &[Step], boundary: Mark) -> Option<Self> {
+    pub fn from_whole_run(steps: &[Step], boundary: StepMark) -> Option<Self> {
         Self::new(steps, boundary, true)
     }
 
     /// Summarises steps that others precede, so that they have no warm-up; `None` without steps.
     #[must_use]
-    pub fn from_later_steps(steps: &[Step], boundary: Mark) -> Option<Self> {
+    pub fn from_later_steps(steps: &[Step], boundary: StepMark) -> Option<Self> {
         Self::new(steps, boundary, false)
     }
 
-    fn new(steps: &[Step], boundary: Mark, has_first_step: bool) -> Option<Self> {
+    fn new(steps: &[Step], boundary: StepMark, has_first_step: bool) -> Option<Self> {
         let (steps, evaluation) = split_off_evaluations(steps, boundary);
         let median_ns = median_ns(&steps)?;
-        let long_ns = (LONG_FACTOR * median_ns as f64) as u64;
+        let long_ns = (LONG_STEP_FACTOR * median_ns as f64) as u64;
         let is_long = |step: &Step| step.duration_ns() > long_ns;
         let max_warm_up = match has_first_step {
             true => (steps.len() / 10).max(10).min(steps.len() / 2),
@@ -114,7 +114,7 @@ impl StepSummary {
         durations.sort_unstable();
         let last = durations.len().checked_sub(1)?;
         // Rounded down, so that among few steps the longest one is above the percentile.
-        let p90_ns = durations[((1.0 - RARE_SHARE) * last as f64) as usize];
+        let p90_ns = durations[((1.0 - RARE_STEP_SHARE) * last as f64) as usize];
         let stall_ns = (STALL_FACTOR * median_ns as f64).max(STALL_OVER_P90_FACTOR * p90_ns as f64);
         ordinary.retain(|step| step.duration_ns as f64 > stall_ns);
         summary.stalls = ordinary;
@@ -138,10 +138,10 @@ fn median(mut values: Vec<u64>) -> Option<u64> {
 
 /// Separates training steps from the evaluations between them. A training mark as the boundary
 /// needs no separation, because evaluation does not make it.
-fn split_off_evaluations(steps: &[Step], boundary: Mark) -> (Vec<Step>, Vec<TimeSpan>) {
+fn split_off_evaluations(steps: &[Step], boundary: StepMark) -> (Vec<Step>, Vec<TimeSpan>) {
     let mut launches: Vec<u32> = steps.iter().filter_map(|step| step.launches).collect();
     launches.sort_unstable();
-    let is_training = boundary.class() == MarkClass::Training;
+    let is_training = boundary.class() == StepMarkClass::Training;
     // Evaluation may have many intervals, but hardly three quarters of all.
     let usual = launches.get(launches.len() * 3 / 4);
     let Some(usual) = usual.filter(|_| !is_training) else {
@@ -178,7 +178,7 @@ fn rare_steps(steps: &[Step]) -> impl Fn(usize) -> bool {
         .collect();
     let largest = sizes.iter().map(|(_, size)| *size).max().unwrap_or(0);
     let total = steps.len();
-    let is_few = move |size: usize| (size as f64) < RARE_SHARE * total as f64;
+    let is_few = move |size: usize| (size as f64) < RARE_STEP_SHARE * total as f64;
     move |index| {
         if 2 * largest < total {
             return false;

@@ -22,24 +22,24 @@ impl TrainingLoop {
         }
     }
 
-    fn mark(&mut self, mark: Mark, launches: u32, after_ns: u64) {
+    fn mark(&mut self, mark: StepMark, launches: u32, after_ns: u64) {
         self.now_ns += after_ns;
         self.detector
-            .mark(mark, self.now_ns, Launches::Counted(launches));
+            .record_mark(mark, self.now_ns, Launches::Counted(launches));
     }
 
     /// Collects the steps since the last call, as a reader of the detector does.
     fn collect_new_steps(&mut self) {
-        if self.restarts != self.detector.restarts() {
-            self.restarts = self.detector.restarts();
+        if self.restarts != self.detector.restart_count() {
+            self.restarts = self.detector.restart_count();
             self.collected.clear();
             self.seen = 0;
         }
-        let new = (self.detector.count() - self.seen) as usize;
-        let recent = self.detector.recent();
+        let new = (self.detector.step_count() - self.seen) as usize;
+        let recent = self.detector.recent_steps();
         let from = recent.len().saturating_sub(new);
         self.collected.extend(recent.range(from..));
-        self.seen = self.detector.count();
+        self.seen = self.detector.step_count();
     }
 
     fn summary(&mut self) -> StepSummary {
@@ -51,8 +51,8 @@ impl TrainingLoop {
     /// Moves a model to the device as PyTorch does: copy, wait, copy, wait.
     fn load_model(&mut self) {
         for _ in 0..300 {
-            self.mark(Mark::CopyIn, 0, MS / 20);
-            self.mark(Mark::Wait, 0, MS / 20);
+            self.mark(StepMark::CopyIn, 0, MS / 20);
+            self.mark(StepMark::Wait, 0, MS / 20);
         }
     }
 
@@ -66,31 +66,31 @@ impl TrainingLoop {
     fn make_gradients(&mut self, accumulated: usize, scale: u64) {
         for _ in 0..accumulated {
             for _ in 0..2 {
-                self.mark(Mark::CopyIn, 0, MS / 10 * scale);
-                self.mark(Mark::Wait, 0, MS / 10 * scale);
+                self.mark(StepMark::CopyIn, 0, MS / 10 * scale);
+                self.mark(StepMark::Wait, 0, MS / 10 * scale);
             }
-            self.mark(Mark::Backward, 100, 3 * MS * scale);
+            self.mark(StepMark::Backward, 100, 3 * MS * scale);
         }
         for _ in 0..6 {
-            self.mark(Mark::Reduce, 20, MS / 2 * scale);
+            self.mark(StepMark::Reduce, 20, MS / 2 * scale);
         }
     }
 
     fn update(&mut self, scale: u64) {
-        self.mark(Mark::Optimizer, 100, MS * scale);
+        self.mark(StepMark::Optimizer, 100, MS * scale);
         // A gradient scaler checks in between whether the gradients are finite.
-        self.mark(Mark::Wait, 5, MS / 10 * scale);
-        self.mark(Mark::Optimizer, 5, MS / 10 * scale);
-        self.mark(Mark::CopyOut, 50, MS / 10 * scale);
-        self.mark(Mark::Wait, 0, 2 * MS * scale);
+        self.mark(StepMark::Wait, 5, MS / 10 * scale);
+        self.mark(StepMark::Optimizer, 5, MS / 10 * scale);
+        self.mark(StepMark::CopyOut, 50, MS / 10 * scale);
+        self.mark(StepMark::Wait, 0, 2 * MS * scale);
     }
 
     fn evaluate(&mut self, batches: usize) {
         for _ in 0..batches {
-            self.mark(Mark::CopyIn, 0, MS / 10);
-            self.mark(Mark::Wait, 0, MS / 10);
-            self.mark(Mark::CopyOut, 100, 2 * MS);
-            self.mark(Mark::Wait, 0, MS / 10);
+            self.mark(StepMark::CopyIn, 0, MS / 10);
+            self.mark(StepMark::Wait, 0, MS / 10);
+            self.mark(StepMark::CopyOut, 100, 2 * MS);
+            self.mark(StepMark::Wait, 0, MS / 10);
         }
     }
 }
@@ -107,8 +107,8 @@ fn optimizer_marks_separate_steps() {
             run.collect_new_steps();
         }
         let summary = run.summary();
-        assert_eq!(run.detector.boundary(), Some(Mark::Optimizer));
-        assert_eq!(run.detector.count(), 100);
+        assert_eq!(run.detector.boundary(), Some(StepMark::Optimizer));
+        assert_eq!(run.detector.step_count(), 100);
         assert_eq!(summary.steps, 99, "the start of the first step is unknown");
         assert_eq!(summary.median_ns, stamps[1] - stamps[0]);
         assert_eq!(summary.p99_ns, stamps[1] - stamps[0]);
@@ -129,8 +129,8 @@ fn warm_up_evaluation_and_checkpoints_are_not_ordinary_steps() {
         match step {
             60 | 120 => run.evaluate(50),
             150 => {
-                (0..30).for_each(|_| run.mark(Mark::CopyOut, 0, MS));
-                run.mark(Mark::Wait, 0, 800 * MS);
+                (0..30).for_each(|_| run.mark(StepMark::CopyOut, 0, MS));
+                run.mark(StepMark::Wait, 0, 800 * MS);
             }
             180 => run.now_ns += 100 * MS,
             _ => {}
@@ -138,7 +138,7 @@ fn warm_up_evaluation_and_checkpoints_are_not_ordinary_steps() {
         run.collect_new_steps();
     }
     let summary = run.summary();
-    assert_eq!(run.detector.count(), 200);
+    assert_eq!(run.detector.step_count(), 200);
     assert_eq!((summary.median_ns, summary.p99_ns), (usual_ns, usual_ns));
     // The start of the first step is unknown, and the end of the third falls into the interval of
     // the fourth.
@@ -157,14 +157,14 @@ fn gradient_reductions_separate_steps_without_optimizer_marks() {
     run.load_model();
     for _ in 0..50 {
         for _ in 0..4 {
-            run.mark(Mark::CopyIn, 0, MS);
-            run.mark(Mark::Wait, 40, 5 * MS);
+            run.mark(StepMark::CopyIn, 0, MS);
+            run.mark(StepMark::Wait, 40, 5 * MS);
         }
-        (0..8).for_each(|_| run.mark(Mark::Reduce, 3, MS / 4));
-        run.mark(Mark::Wait, 10, MS);
+        (0..8).for_each(|_| run.mark(StepMark::Reduce, 3, MS / 4));
+        run.mark(StepMark::Wait, 10, MS);
     }
-    assert_eq!(run.detector.boundary(), Some(Mark::Reduce));
-    assert_eq!(run.detector.count(), 50);
+    assert_eq!(run.detector.boundary(), Some(StepMark::Reduce));
+    assert_eq!(run.detector.step_count(), 50);
     assert_eq!(run.summary().median_ns, 27 * MS);
 }
 
@@ -172,14 +172,14 @@ fn gradient_reductions_separate_steps_without_optimizer_marks() {
 fn collectives_of_a_sharded_model_do_not_separate_steps() {
     let mut run = TrainingLoop::new();
     for _ in 0..50 {
-        run.mark(Mark::CopyIn, 0, MS);
-        run.mark(Mark::Backward, 100, 3 * MS);
+        run.mark(StepMark::CopyIn, 0, MS);
+        run.mark(StepMark::Backward, 100, 3 * MS);
         for _ in 0..10 {
-            run.mark(Mark::Reduce, 10, MS / 2);
-            run.mark(Mark::Wait, 10, MS / 2);
+            run.mark(StepMark::Reduce, 10, MS / 2);
+            run.mark(StepMark::Wait, 10, MS / 2);
         }
     }
-    assert_eq!(run.detector.boundary(), Some(Mark::Backward));
+    assert_eq!(run.detector.boundary(), Some(StepMark::Backward));
     run.collect_new_steps();
     assert_eq!(run.summary().median_ns, 14 * MS);
 }
@@ -190,19 +190,19 @@ fn batch_copies_separate_steps_and_few_launches_reveal_evaluation() {
     run.load_model();
     for step in 0..100 {
         // Two tensors without a launch between them.
-        run.mark(Mark::CopyIn, 0, MS);
-        run.mark(Mark::Wait, 0, MS);
-        run.mark(Mark::CopyIn, 0, MS);
-        run.mark(Mark::Wait, 90, 7 * MS);
+        run.mark(StepMark::CopyIn, 0, MS);
+        run.mark(StepMark::Wait, 0, MS);
+        run.mark(StepMark::CopyIn, 0, MS);
+        run.mark(StepMark::Wait, 90, 7 * MS);
         if step % 25 == 24 {
             for _ in 0..10 {
-                run.mark(Mark::CopyIn, 0, MS);
-                run.mark(Mark::Wait, 30, 3 * MS);
+                run.mark(StepMark::CopyIn, 0, MS);
+                run.mark(StepMark::Wait, 30, 3 * MS);
             }
         }
         run.collect_new_steps();
     }
-    assert_eq!(run.detector.boundary(), Some(Mark::CopyIn));
+    assert_eq!(run.detector.boundary(), Some(StepMark::CopyIn));
     let summary = run.summary();
     assert_eq!(summary.median_ns, 10 * MS);
     // The copy of an evaluation batch ends the step before it.
@@ -213,7 +213,7 @@ fn batch_copies_separate_steps_and_few_launches_reveal_evaluation() {
 
 #[test]
 fn the_only_kind_of_mark_separates_steps() {
-    for only in [Mark::Backward, Mark::Graph, Mark::Wait] {
+    for only in [StepMark::Backward, StepMark::Graph, StepMark::Wait] {
         let mut run = TrainingLoop::new();
         for _ in 0..200 {
             run.mark(only, 10, 5 * MS);
@@ -226,7 +226,7 @@ fn the_only_kind_of_mark_separates_steps() {
 
 #[test]
 fn an_equally_frequent_mark_replaces_a_lost_boundary() {
-    for (accumulated, substitute) in [(1, Mark::Backward), (4, Mark::Reduce)] {
+    for (accumulated, substitute) in [(1, StepMark::Backward), (4, StepMark::Reduce)] {
         // The boundary is lost between two steps, or in the middle of one.
         for is_amid in [false, true] {
             let mut run = TrainingLoop::new();
@@ -235,21 +235,21 @@ fn an_equally_frequent_mark_replaces_a_lost_boundary() {
                 run.torch_step(accumulated, 1);
                 run.collect_new_steps();
             }
-            let restarts = run.detector.restarts();
+            let restarts = run.detector.restart_count();
             if is_amid {
                 // Neither kind of mark ends this step.
                 run.make_gradients(accumulated, 1);
-                run.detector.ignore_marks(&[Mark::Optimizer]);
+                run.detector.ignore_marks(&[StepMark::Optimizer]);
                 run.update(1);
             }
-            run.detector.ignore_marks(&[Mark::Optimizer]);
+            run.detector.ignore_marks(&[StepMark::Optimizer]);
             for _ in 0..50 {
                 run.torch_step(accumulated, 1);
                 run.collect_new_steps();
             }
             assert_eq!(run.detector.boundary(), Some(substitute));
-            assert_eq!(run.detector.restarts(), restarts);
-            assert_eq!(run.detector.count(), 100);
+            assert_eq!(run.detector.restart_count(), restarts);
+            assert_eq!(run.detector.step_count(), 100);
             let summary = run.summary();
             let shortest = run.collected.iter().map(Step::duration_ns).min();
             assert_eq!(
@@ -263,19 +263,19 @@ fn an_equally_frequent_mark_replaces_a_lost_boundary() {
 
 #[test]
 fn an_empty_list_has_no_summary() {
-    assert_eq!(StepSummary::from_whole_run(&[], Mark::Wait), None);
+    assert_eq!(StepSummary::from_whole_run(&[], StepMark::Wait), None);
     let mut detector = StepDetector::default();
-    detector.mark(Mark::Optimizer, 5, Launches::Unknown);
-    assert_eq!((detector.boundary(), detector.count()), (None, 0));
+    detector.record_mark(StepMark::Optimizer, 5, Launches::Unknown);
+    assert_eq!((detector.boundary(), detector.step_count()), (None, 0));
 }
 
 #[test]
 fn late_marks_never_give_negative_durations() {
     let mut detector = StepDetector::default();
     for at_ns in [50, 40, 60, 10, u64::MAX, 0] {
-        detector.mark(Mark::Backward, at_ns, Launches::Counted(u32::MAX));
+        detector.record_mark(StepMark::Backward, at_ns, Launches::Counted(u32::MAX));
     }
-    let durations = detector.recent().iter().map(Step::duration_ns);
+    let durations = detector.recent_steps().iter().map(Step::duration_ns);
     assert!(durations.eq([0, 20, 0, u64::MAX - 10, 0]));
 }
 
@@ -283,22 +283,25 @@ fn late_marks_never_give_negative_durations() {
 fn the_list_of_recent_steps_is_bounded() {
     let mut run = TrainingLoop::new();
     (0..10_000).for_each(|_| run.torch_step(1, 1));
-    assert_eq!(run.detector.recent().len(), MAX_RECENT_STEPS);
-    assert_eq!(run.detector.count(), 10_000);
+    assert_eq!(run.detector.recent_steps().len(), MAX_RECENT_STEPS);
+    assert_eq!(run.detector.step_count(), 10_000);
 }
 
 #[test]
 fn a_gap_does_not_become_a_long_step() {
     let mut run = TrainingLoop::new();
     (0..20).for_each(|_| run.torch_step(1, 1));
-    run.detector.gap(&[MarkClass::GpuUse]);
+    run.detector.record_gap(&[StepMarkClass::GpuUse]);
     run.torch_step(1, 1);
-    assert_eq!(run.detector.gaps(), 0, "optimizer marks have no gap");
-    run.detector.gap(&[MarkClass::Training]);
+    assert_eq!(run.detector.gap_count(), 0, "optimizer marks have no gap");
+    run.detector.record_gap(&[StepMarkClass::Training]);
     run.now_ns += 5_000 * MS;
     (0..20).for_each(|_| run.torch_step(1, 1));
     let summary = run.summary();
-    assert_eq!((run.detector.count(), run.detector.gaps()), (41, 1));
+    assert_eq!(
+        (run.detector.step_count(), run.detector.gap_count()),
+        (41, 1)
+    );
     assert_eq!(summary.steps, 39);
     assert_eq!(summary.longest_ns, summary.median_ns);
 }
@@ -307,11 +310,11 @@ fn a_gap_does_not_become_a_long_step() {
 fn missing_gpu_use_marks_do_not_hide_steps() {
     let mut run = TrainingLoop::new();
     for _ in 0..20 {
-        run.detector.gap(&[MarkClass::GpuUse]);
-        (0..4).for_each(|_| run.mark(Mark::Reduce, 10, MS));
+        run.detector.record_gap(&[StepMarkClass::GpuUse]);
+        (0..4).for_each(|_| run.mark(StepMark::Reduce, 10, MS));
         run.now_ns += 6 * MS;
     }
-    assert_eq!(run.detector.count(), 20);
+    assert_eq!(run.detector.step_count(), 20);
     assert_eq!(run.summary().median_ns, 10 * MS);
 }
 
@@ -320,28 +323,28 @@ fn graph_replays_become_the_boundary_when_training_marks_stop() {
     let mut run = TrainingLoop::new();
     (0..11).for_each(|_| run.torch_step(1, 1));
     for _ in 0..200 {
-        run.mark(Mark::CopyIn, 0, MS);
-        run.mark(Mark::Graph, 1, 4 * MS);
+        run.mark(StepMark::CopyIn, 0, MS);
+        run.mark(StepMark::Graph, 1, 4 * MS);
         run.collect_new_steps();
     }
-    assert_eq!(run.detector.boundary(), Some(Mark::Graph));
+    assert_eq!(run.detector.boundary(), Some(StepMark::Graph));
     assert_eq!(run.summary().median_ns, 5 * MS);
-    assert!(run.detector.count() >= 199);
+    assert!(run.detector.step_count() >= 199);
 }
 
 #[test]
 fn the_rarer_of_two_equal_kinds_is_the_boundary() {
     // Gradients are reduced after every second backward pass; then twice per backward pass.
-    for (backwards, reduces, rarer) in [(2, 1, Mark::Reduce), (1, 2, Mark::Backward)] {
+    for (backwards, reduces, rarer) in [(2, 1, StepMark::Reduce), (1, 2, StepMark::Backward)] {
         let mut run = TrainingLoop::new();
         for _ in 0..100 {
             for _ in 0..backwards {
-                run.mark(Mark::CopyIn, 0, MS);
-                run.mark(Mark::Backward, 9, MS);
+                run.mark(StepMark::CopyIn, 0, MS);
+                run.mark(StepMark::Backward, 9, MS);
             }
             for _ in 0..reduces {
-                run.mark(Mark::Reduce, 3, MS);
-                run.mark(Mark::Wait, 3, MS);
+                run.mark(StepMark::Reduce, 3, MS);
+                run.mark(StepMark::Wait, 3, MS);
             }
             run.collect_new_steps();
         }
@@ -355,19 +358,20 @@ fn the_rarer_of_two_equal_kinds_is_the_boundary() {
 #[test]
 fn a_substitute_boundary_is_kept() {
     let step = |run: &mut TrainingLoop| {
-        (0..4).for_each(|_| run.mark(Mark::Backward, 100, 3 * MS));
-        run.mark(Mark::Optimizer, 100, MS);
-        run.mark(Mark::Wait, 0, MS);
+        (0..4).for_each(|_| run.mark(StepMark::Backward, 100, 3 * MS));
+        run.mark(StepMark::Optimizer, 100, MS);
+        run.mark(StepMark::Wait, 0, MS);
         run.collect_new_steps();
     };
     let mut run = TrainingLoop::new();
     (0..1000).for_each(|_| step(&mut run));
-    let restarts = run.detector.restarts();
-    run.detector.ignore_marks(&[Mark::Optimizer, Mark::CopyOut]);
+    let restarts = run.detector.restart_count();
+    run.detector
+        .ignore_marks(&[StepMark::Optimizer, StepMark::CopyOut]);
     (0..1000).for_each(|_| step(&mut run));
-    assert_eq!(run.detector.boundary(), Some(Mark::Wait));
+    assert_eq!(run.detector.boundary(), Some(StepMark::Wait));
     assert_eq!(
-        (run.detector.count(), run.detector.restarts()),
+        (run.detector.step_count(), run.detector.restart_count()),
         (2000, restarts)
     );
     assert_eq!(run.summary().longest_ns, 14 * MS);
@@ -377,17 +381,17 @@ fn a_substitute_boundary_is_kept() {
 fn a_mark_not_seen_recently_is_no_substitute() {
     let step = |run: &mut TrainingLoop| {
         for _ in 0..150 {
-            run.mark(Mark::Reduce, 1, MS / 10);
-            run.mark(Mark::Wait, 1, MS / 10);
+            run.mark(StepMark::Reduce, 1, MS / 10);
+            run.mark(StepMark::Wait, 1, MS / 10);
         }
-        run.mark(Mark::Backward, 1, MS);
-        run.mark(Mark::Optimizer, 1, MS);
+        run.mark(StepMark::Backward, 1, MS);
+        run.mark(StepMark::Optimizer, 1, MS);
     };
     let mut run = TrainingLoop::new();
-    (0..10).for_each(|_| run.mark(Mark::CopyOut, 1, MS));
+    (0..10).for_each(|_| run.mark(StepMark::CopyOut, 1, MS));
     (0..100).for_each(|_| step(&mut run));
-    run.detector.ignore_marks(&[Mark::Optimizer]);
-    assert_eq!(run.detector.boundary(), Some(Mark::Backward));
+    run.detector.ignore_marks(&[StepMark::Optimizer]);
+    assert_eq!(run.detector.boundary(), Some(StepMark::Backward));
 }
 
 #[test]
@@ -395,9 +399,9 @@ fn a_mark_that_stops_does_not_turn_a_stall_into_a_pause() {
     let mut run = TrainingLoop::new();
     for step in 0..200 {
         run.now_ns += if step == 5 { 100 * MS } else { 0 };
-        run.mark(Mark::Backward, 100, 3 * MS);
+        run.mark(StepMark::Backward, 100, 3 * MS);
         if step < 10 {
-            run.mark(Mark::CopyOut, 0, MS);
+            run.mark(StepMark::CopyOut, 0, MS);
         }
         run.collect_new_steps();
     }
@@ -408,23 +412,23 @@ fn a_mark_that_stops_does_not_turn_a_stall_into_a_pause() {
 #[test]
 fn without_a_substitute_the_count_restarts() {
     let accumulate = |run: &mut TrainingLoop| {
-        (0..4).for_each(|_| run.mark(Mark::Backward, 100, 3 * MS));
-        run.mark(Mark::Optimizer, 100, MS);
+        (0..4).for_each(|_| run.mark(StepMark::Backward, 100, 3 * MS));
+        run.mark(StepMark::Optimizer, 100, MS);
     };
     let mut run = TrainingLoop::new();
     (0..40).for_each(|_| accumulate(&mut run));
-    let restarts = run.detector.restarts();
-    run.detector.ignore_marks(&[Mark::Optimizer]);
+    let restarts = run.detector.restart_count();
+    run.detector.ignore_marks(&[StepMark::Optimizer]);
     assert_eq!(run.detector.boundary(), None);
     assert_eq!(
-        (run.detector.count(), run.detector.restarts()),
+        (run.detector.step_count(), run.detector.restart_count()),
         (0, restarts + 1)
     );
     for _ in 0..40 {
         accumulate(&mut run);
         run.collect_new_steps();
     }
-    assert_eq!(run.detector.boundary(), Some(Mark::Backward));
+    assert_eq!(run.detector.boundary(), Some(StepMark::Backward));
     assert_eq!(run.summary().median_ns, 3 * MS);
     assert_eq!(
         run.summary().longest_ns,
@@ -443,7 +447,8 @@ fn steps_that_lie_whole_in_a_window_have_exact_launches() {
             _ => Launches::Unknown,
         };
         run.now_ns += 10 * MS;
-        run.detector.mark(Mark::Backward, run.now_ns, launches);
+        run.detector
+            .record_mark(StepMark::Backward, run.now_ns, launches);
     }
     let steps = run.detector.take_window_steps();
     // The first three marks made it the boundary.
@@ -452,10 +457,10 @@ fn steps_that_lie_whole_in_a_window_have_exact_launches() {
     assert!(launches.into_iter().eq(expected.map(|step| 100 + step % 3)));
     assert!(steps.iter().all(|step| step.duration_ns == 10 * MS));
     assert_eq!(run.detector.take_window_steps(), []);
-    let mut recent = run.detector.recent().iter();
+    let mut recent = run.detector.recent_steps().iter();
     assert!(recent.all(|step| step.launches.is_none()));
     // Launches that are counted all the time are in the steps themselves.
-    (0..20).for_each(|_| run.mark(Mark::Backward, 100, MS));
+    (0..20).for_each(|_| run.mark(StepMark::Backward, 100, MS));
     assert_eq!(run.detector.take_window_steps(), []);
 }
 
@@ -471,16 +476,16 @@ fn missing_marks_do_not_turn_a_stall_into_a_pause() {
             _ => (2, true, 0),
         };
         for _ in 0..copies {
-            run.mark(Mark::CopyOut, 1, MS / 10);
-            run.mark(Mark::Wait, 1, MS / 10);
+            run.mark(StepMark::CopyOut, 1, MS / 10);
+            run.mark(StepMark::Wait, 1, MS / 10);
         }
         if !is_complete {
-            run.detector.gap(&[MarkClass::GpuUse]);
+            run.detector.record_gap(&[StepMarkClass::GpuUse]);
         }
-        run.mark(Mark::Reduce, 30, (10 + late_ms) * MS);
+        run.mark(StepMark::Reduce, 30, (10 + late_ms) * MS);
         run.collect_new_steps();
     }
     let summary = run.summary();
-    assert_eq!(run.detector.count(), 120);
+    assert_eq!(run.detector.step_count(), 120);
     assert_eq!((summary.pauses.len(), summary.stalls.len()), (1, 1));
 }

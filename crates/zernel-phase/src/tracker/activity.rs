@@ -10,7 +10,7 @@ pub(super) enum Activity {
     Loading,
     /// Without a GPU, and without ends of announced batches: its block for data is over. No event shows when the thread has
     /// its batch.
-    Receiving,
+    ReceivingBatch,
     /// It launched, copied or synced last.
     Computing,
     /// In a backward pass, which may run on another thread.
@@ -28,7 +28,7 @@ impl Activity {
     pub(super) fn phase(self) -> WorkloadPhase {
         match self {
             Self::Idle | Self::OtherWork | Self::Compiling => WorkloadPhase::Unknown,
-            Self::Loading | Self::Receiving => WorkloadPhase::DataLoading,
+            Self::Loading | Self::ReceivingBatch => WorkloadPhase::DataLoading,
             Self::Computing | Self::Backward | Self::AfterUpdate => WorkloadPhase::GpuCompute,
             Self::Updating => WorkloadPhase::OptimizerStep,
         }
@@ -39,7 +39,7 @@ impl Activity {
         match self {
             Self::Idle => u64::MAX,
             Self::Loading => config.loading_max_ns,
-            Self::Receiving => config.short_wait_max_ns,
+            Self::ReceivingBatch => config.short_wait_max_ns,
             Self::Computing | Self::OtherWork | Self::AfterUpdate => config.launching_max_ns,
             Self::Backward | Self::Compiling => config.sync_max_ns,
             Self::Updating => config.optimizer_max_ns,
@@ -58,7 +58,7 @@ impl Activity {
     /// Returns the activity after the deadline has passed without an event.
     pub(super) fn after_deadline(self) -> Self {
         match self {
-            Self::Receiving => Self::Computing,
+            Self::ReceivingBatch => Self::Computing,
             _ => Self::Idle,
         }
     }

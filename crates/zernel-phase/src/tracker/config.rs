@@ -29,7 +29,7 @@ macro_rules! tracker_config {
 
         impl TrackerConfig {
             pub(crate) const MIRROR: StructMirror = StructMirror {
-                kernel: "zernel_tracker_config",
+                c_name: "zernel_tracker_config",
                 size: size_of::<Self>(),
                 fields: &[$((stringify!($limit), offset_of!(Self, $limit)),)*],
             };

@@ -15,7 +15,7 @@ impl PhaseTracker {
         }
         self.end_sync_without_leave();
         self.sync_since_ns = Some(self.now_ns);
-        self.call_shown_ns = self.now_ns;
+        self.last_call_evidence_ns = self.now_ns;
         self.copies_to_host = true;
     }
 

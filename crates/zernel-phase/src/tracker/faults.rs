@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TrackerFaults {
     /// Calls that ended without their leave event.
-    pub lost_leaves: u32,
+    pub lost_leave_events: u32,
     /// Leave events without an enter event.
-    pub lost_enters: u32,
+    pub lost_enter_events: u32,
     /// Events with a timestamp before an event already applied.
-    pub late: u32,
+    pub late_events: u32,
     /// Phases that ended at their deadline.
-    pub expired: u32,
+    pub expired_phases: u32,
 }
 
 pub(super) fn count_fault(fault: &mut u32, happened: bool) {

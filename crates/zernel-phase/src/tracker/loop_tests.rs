@@ -225,7 +225,7 @@ fn a_wait_for_a_loader_thread_after_the_update_is_data_loading() {
 
 /// Without a copy, a wait in an optimizer step is not for data. An optimizer on the CPU waits for its threads.
 #[test]
-fn a_wait_inside_an_update_is_the_optimizers() {
+fn a_wait_inside_an_update_is_an_optimizer_step() {
     let step = [
         (0, OptimizerBegin),
         (2, Block(BlockReason::Futex)),
@@ -658,7 +658,7 @@ fn forking_loaders_is_data_loading() {
 
 /// A process that no batch follows loads nothing.
 #[test]
-fn a_fork_before_a_launch_is_no_data_loading() {
+fn a_fork_without_a_batch_is_not_data_loading() {
     let events = [(0, Launch), (5, Fork), (8, Launch), (9, DataBegin)];
     assert_eq!(
         track(&events, 10),

@@ -271,7 +271,7 @@ fn clearing_gradients_is_part_of_an_optimizer_step_that_it_follows() {
 
 /// A compiler runs backward passes without data and tries out kernels; a checkpoint copies tensors from the GPU.
 #[test]
-fn compiling_and_saving_is_no_part_of_a_step() {
+fn compiling_and_saving_have_no_phase() {
     let compiles = [
         (0, CopyToDevice),
         (1, CompileBegin),
@@ -351,7 +351,7 @@ fn other_work_without_announcement_is_over_after_its_limit() {
 }
 
 #[test]
-fn nothing_is_known_of_a_thread_that_is_not_observed() {
+fn a_thread_that_is_not_observed_is_unknown() {
     let events = [
         (0, DataBegin),
         (1, Block(BlockReason::Poll)),
@@ -386,7 +386,7 @@ fn deadlines_stand_still_while_a_thread_waits_for_a_cpu() {
 }
 
 #[test]
-fn markers_are_no_news_of_a_thread_that_announces_its_updates() {
+fn markers_do_not_end_an_announced_update() {
     let averages = [
         (0, OptimizerBegin),
         (2, DataBegin),
@@ -494,7 +494,7 @@ fn a_wait_without_unblock_ends_at_the_next_event_or_after_an_hour() {
         intervals,
         [(GpuCompute, 0, 3_600_000), (Unknown, 3_600_000, 4_000_000)]
     );
-    assert_eq!((faults.expired, faults.lost_leaves), (1, 1));
+    assert_eq!((faults.expired_phases, faults.lost_leave_events), (1, 1));
 }
 
 #[test]
@@ -570,7 +570,7 @@ fn a_lost_collective_leave_does_not_hide_later_steps() {
         intervals[..2],
         [(NcclCollective, 0, 100), (GpuCompute, 100, 191)]
     );
-    assert_eq!(faults.lost_leaves, 1);
+    assert_eq!(faults.lost_leave_events, 1);
 }
 
 #[test]
@@ -624,25 +624,25 @@ fn validation_errors_name_the_limit() {
 fn a_call_without_leave_ends_at_the_next_contradicting_event_or_its_deadline() {
     let (intervals, faults) = track_with_faults(&[(0, GpuSyncEnter), (7, CopyToDevice)], 8);
     assert_eq!(intervals, [(GpuCompute, 0, 8)]);
-    assert_eq!(faults.lost_leaves, 1);
+    assert_eq!(faults.lost_leave_events, 1);
 
     let (intervals, faults) = track_with_faults(&[(0, CollectiveEnter), (100, Launch)], 90_000);
     assert_eq!(
         intervals,
         [(NcclCollective, 0, 1_000), (Unknown, 1_000, 90_000)]
     );
-    assert_eq!((faults.lost_leaves, faults.expired), (1, 1));
+    assert_eq!((faults.lost_leave_events, faults.expired_phases), (1, 1));
 
     let (intervals, faults) = track_with_faults(&[(0, CollectiveEnter), (9, OptimizerMarker)], 10);
     assert_eq!(intervals, [(NcclCollective, 0, 9), (OptimizerStep, 9, 10)]);
-    assert_eq!(faults.lost_leaves, 1);
+    assert_eq!(faults.lost_leave_events, 1);
 }
 
 #[test]
 fn a_leave_without_enter_still_ends_the_sync() {
     let (intervals, faults) = track_with_faults(&[(0, Launch), (5, GpuSyncLeave)], 6);
     assert_eq!(intervals, [(GpuCompute, 0, 6)]);
-    assert_eq!(faults.lost_enters, 1);
+    assert_eq!(faults.lost_enter_events, 1);
 }
 
 #[test]
@@ -654,7 +654,7 @@ fn a_late_leave_ends_only_its_own_call() {
     ];
     let (intervals, faults) = track_with_faults(&late_but_matching, 8);
     assert_eq!(intervals, [(GpuCompute, 0, 8)]);
-    assert_eq!(faults.late, 1);
+    assert_eq!(faults.late_events, 1);
 
     let of_an_earlier_call = [(10, GpuSyncEnter), (9, GpuSyncLeave)];
     let (intervals, _) = track_with_faults(&of_an_earlier_call, 20);
@@ -665,7 +665,7 @@ fn a_late_leave_ends_only_its_own_call() {
 fn an_enter_that_arrives_after_its_leave_opens_no_call() {
     let (intervals, faults) = track_with_faults(&[(5, GpuSyncLeave), (3, GpuSyncEnter)], 100);
     assert_eq!(intervals[1..], [(GpuCompute, 5, 100)]);
-    assert_eq!((faults.late, faults.lost_enters), (1, 1));
+    assert_eq!((faults.late_events, faults.lost_enter_events), (1, 1));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::task_state::WorkloadPhase;
 impl PhaseTracker {
     /// A thread that announces its optimizer steps passes markers inside of them. After a backward pass it updates in a
     /// step that it announced before: the pass was part of a closure.
-    pub(super) fn pass_marker(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    pub(super) fn handle_optimizer_marker(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         let follows_backward =
             self.activity == Activity::Backward || self.update_since_ns.is_some();
         self.last_marker_ns = self.now_ns;
@@ -22,7 +22,7 @@ impl PhaseTracker {
 
     /// The forward pass of a closure is over. It began after the last marker of the optimizer step, or with the step
     /// itself.
-    fn credit_forward(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    fn attribute_time_to_forward(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         if self.phase == WorkloadPhase::OptimizerStep && self.announces_updates {
             let since_ns = self.last_marker_ns.max(self.start_ns);
             self.close(since_ns, WorkloadPhase::GpuCompute, closed);
@@ -36,7 +36,7 @@ impl PhaseTracker {
 
     /// A backward pass follows a forward pass.
     pub(super) fn begin_backward(&mut self, closed: &mut impl Extend<PhaseInterval>) {
-        self.credit_forward(closed);
+        self.attribute_time_to_forward(closed);
         // Another thread launches, but this one syncs.
         self.collective_queued = false;
         self.launched_since_sync = true;
@@ -44,7 +44,7 @@ impl PhaseTracker {
     }
 
     /// What the thread did since its backward pass was the optimizer's: clipping gradients, say.
-    pub(super) fn credit_update(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    pub(super) fn attribute_time_to_update(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         if let Some(since_ns) = self.update_since_ns.filter(|_| !self.is_in_call()) {
             self.close(since_ns, WorkloadPhase::OptimizerStep, closed);
         }
@@ -84,7 +84,7 @@ impl PhaseTracker {
             }
             (_, in_update) => {
                 if in_update && self.lacks_backward() {
-                    self.credit_forward(closed);
+                    self.attribute_time_to_forward(closed);
                 }
                 self.announce(Activity::Computing, closed);
             }
@@ -98,9 +98,9 @@ impl PhaseTracker {
         if self.may_hold_batch() {
             return;
         }
-        self.credit_update(closed);
+        self.attribute_time_to_update(closed);
         self.announce(Activity::AfterUpdate, closed);
-        self.await_batch();
+        self.begin_undecided_time();
         self.update_end_ns = Some(self.now_ns);
     }
 
@@ -115,7 +115,7 @@ impl PhaseTracker {
 
     /// The optimizer step is over. If the thread copies next, it prepared a batch until then: a thread that announces its
     /// batches does so elsewhere.
-    pub(super) fn await_batch(&mut self) {
+    pub(super) fn begin_undecided_time(&mut self) {
         self.set_activity(Activity::AfterUpdate, self.now_ns);
         self.undecided_since_ns = (!self.announces_data).then_some(self.now_ns);
     }
@@ -142,7 +142,7 @@ impl PhaseTracker {
     }
 
     /// Whether the optimizer works, and its end will be seen. A wait for the GPU does not end that.
-    pub(super) fn is_updating(&self) -> bool {
+    pub(super) fn is_in_announced_update(&self) -> bool {
         self.in_update && self.activity == Activity::Updating
     }
 

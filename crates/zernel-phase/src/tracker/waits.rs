@@ -17,7 +17,11 @@ pub(super) struct Wait {
 }
 
 impl PhaseTracker {
-    pub(super) fn block(&mut self, reason: BlockReason, closed: &mut impl Extend<PhaseInterval>) {
+    pub(super) fn begin_wait(
+        &mut self,
+        reason: BlockReason,
+        closed: &mut impl Extend<PhaseInterval>,
+    ) {
         let mut wait = Wait {
             since_ns: self.now_ns,
             until_ns: self.now_ns.saturating_add(self.wait_max_ns(reason)),
@@ -33,7 +37,7 @@ impl PhaseTracker {
                 && activity == Activity::Loading
                 && (reason != BlockReason::Futex || self.may_have_loaded())
             {
-                self.credit_loading(closed);
+                self.attribute_time_to_loading(closed);
                 wait.activity = Activity::Loading;
             }
             if activity != self.activity {
@@ -57,7 +61,7 @@ impl PhaseTracker {
     /// no other time.
     fn activity_in_block(&self, reason: BlockReason) -> Activity {
         match (reason, self.activity) {
-            (_, Activity::Receiving) => Activity::Loading,
+            (_, Activity::ReceivingBatch) => Activity::Loading,
             (_, activity) if !activity.is_part_of_step() && !self.is_training_thread => {
                 Activity::Idle
             }
@@ -75,7 +79,7 @@ impl PhaseTracker {
                 Activity::Computing
             }
             (BlockReason::Futex, Activity::Updating | Activity::AfterUpdate)
-                if self.awaits_data_after_update && !self.is_updating() =>
+                if self.awaits_data_after_update && !self.is_in_announced_update() =>
             {
                 Activity::Loading
             }
@@ -100,7 +104,7 @@ impl PhaseTracker {
             ),
             _ => false,
         };
-        may_load && !self.announces_data && !self.is_updating()
+        may_load && !self.announces_data && !self.is_in_announced_update()
     }
 
     /// Ends a wait and moves the deadlines by its length.
@@ -110,7 +114,7 @@ impl PhaseTracker {
         };
         let waited_ns = self.now_ns - wait.since_ns;
         if self.is_in_call() {
-            self.call_shown_ns += waited_ns;
+            self.last_call_evidence_ns += waited_ns;
         } else if self.activity == Activity::Backward {
             self.end_backward_wait(waited_ns, event);
         } else if waited_ns >= self.config.short_wait_max_ns {
@@ -124,15 +128,15 @@ impl PhaseTracker {
     }
 
     /// Takes in what the thread has waited for; it still waits. Returns whether the event is of that kind.
-    pub(super) fn credit_wait(
+    pub(super) fn attribute_wait(
         &mut self,
         event: ThreadEvent,
         closed: &mut impl Extend<PhaseInterval>,
     ) -> bool {
         match event {
-            ThreadEvent::AwaitedCompile => self.credit_compile(closed),
-            ThreadEvent::AwaitedCollective => self.credit_collective(closed),
-            ThreadEvent::AwaitedData => self.credit_data(closed),
+            ThreadEvent::AwaitedCompile => self.attribute_wait_to_compile(closed),
+            ThreadEvent::AwaitedCollective => self.attribute_wait_to_collective(closed),
+            ThreadEvent::AwaitedData => self.attribute_wait_to_data(closed),
             _ => return false,
         }
         true
@@ -140,7 +144,7 @@ impl PhaseTracker {
 
     /// The wait so far was for a thread that was in a collective, so it was for peers; the rest may be for data. The
     /// backward pass of a thread that waits for it goes on meanwhile.
-    fn credit_collective(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    fn attribute_wait_to_collective(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         let is_announced = self.activity == Activity::Loading && self.announces_data;
         let is_known = self.phase != WorkloadPhase::Unknown;
         let Some(wait) = self.wait.filter(|_| {
@@ -149,7 +153,7 @@ impl PhaseTracker {
             return;
         };
         if matches!(self.activity, Activity::Loading | Activity::AfterUpdate) {
-            self.await_batch();
+            self.begin_undecided_time();
         } else {
             let waited_ns = self.now_ns - wait.since_ns;
             self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
@@ -168,20 +172,20 @@ impl PhaseTracker {
     }
 
     /// The wait so far was for a thread that loads data, so it was for a batch.
-    fn credit_data(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    fn attribute_wait_to_data(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         let Some(wait) = self.wait.filter(|wait| {
             wait.is_undecided && self.now_ns - wait.since_ns >= self.config.short_wait_max_ns
         }) else {
             return;
         };
         self.undecided_since_ns.get_or_insert(wait.since_ns);
-        self.credit_loading(closed);
+        self.attribute_time_to_loading(closed);
         self.set_activity(Activity::Loading, self.now_ns);
         self.awaits_data_after_update |= self.announces_updates;
     }
 
     /// The wait so far was for a compilation, so it belongs to no phase. A wait for data does.
-    fn credit_compile(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    fn attribute_wait_to_compile(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         let is_known = self.phase != WorkloadPhase::Unknown;
         let may_wait_for_compile = !self.is_in_call() && self.activity != Activity::Loading;
         let Some(wait) = self
@@ -202,10 +206,10 @@ impl PhaseTracker {
     }
 
     /// Ends the time in which the thread was runnable and did not run. Deadlines move by its length.
-    pub(super) fn end_queue(&mut self) {
+    pub(super) fn end_run_delay(&mut self) {
         if let Some(since_ns) = self.queued_since_ns.take() {
             let queued_ns = self.now_ns - since_ns;
-            self.call_shown_ns += queued_ns;
+            self.last_call_evidence_ns += queued_ns;
             self.activity_until_ns = self.activity_until_ns.saturating_add(queued_ns);
         }
     }
@@ -214,7 +218,7 @@ impl PhaseTracker {
         if self.activity == Activity::Loading {
             let sees_batch = self.uses_gpu || (self.announces_data && self.sees_update_ends);
             let next = match self.is_training_thread && !sees_batch {
-                true => Activity::Receiving,
+                true => Activity::ReceivingBatch,
                 false => Activity::Loading,
             };
             self.set_activity(next, self.now_ns);

@@ -15,7 +15,7 @@ use crate::render::rank_name;
 use crate::steps::{Interruption, StepReport};
 use crate::text::format_bytes;
 
-/// Names and letters of the phases, in the order of `PhaseSeconds::by_name`. The style sheet has their colours.
+/// Names and letters of the phases, in the order of `PhaseSeconds::seconds_by_phase_name`. The style sheet has their colours.
 pub(crate) const PHASE_NAMES_AND_LETTERS: [(&str, char); 5] = [
     ("data loading", 'D'),
     ("GPU compute", 'G'),
@@ -35,7 +35,7 @@ pub(crate) struct ChartDetail {
     /// Most tooltips of a timeline.
     pub(crate) max_tooltips: usize,
     /// Time intervals of the step chart. Each shows only its longest and its shortest step.
-    pub(crate) intervals: usize,
+    pub(crate) step_chart_intervals: usize,
 }
 
 impl ChartDetail {
@@ -45,12 +45,12 @@ impl ChartDetail {
             true => Self {
                 max_columns: 100,
                 max_tooltips: 25,
-                intervals: 100,
+                step_chart_intervals: 100,
             },
             false => Self {
                 max_columns: 300,
                 max_tooltips: 100,
-                intervals: 400,
+                step_chart_intervals: 400,
             },
         }
     }
@@ -70,7 +70,7 @@ pub(crate) fn draw_phase_bars(id: &str, ranks: &[ProcessReport]) -> String {
         let times = rank.training_times();
         let total = times.phases.total_seconds();
         let mut x = AXIS_LEFT;
-        for (index, (_, spent)) in times.phases.by_name().into_iter().enumerate() {
+        for (index, (_, spent)) in times.phases.seconds_by_phase_name().into_iter().enumerate() {
             let width = share_of_whole(spent, total) * (AXIS_RIGHT - AXIS_LEFT);
             let (phase, letter) = PHASE_NAMES_AND_LETTERS[index];
             let part = format_percent(share_of_whole(spent, total));
@@ -115,7 +115,7 @@ fn phase_summary(rank: &ProcessReport) -> String {
 fn phase_shares(phases: &PhaseSeconds) -> [f64; 5] {
     let total = phases.total_seconds();
     phases
-        .by_name()
+        .seconds_by_phase_name()
         .map(|(_, seconds)| share_of_whole(seconds, total))
 }
 
@@ -138,13 +138,15 @@ pub(crate) fn common_time_axis(ranks: &[ProcessReport]) -> Option<TimeAxis> {
     let firsts = ranks.iter().filter_map(|rank| rank.timeline.first());
     let lasts = ranks.iter().filter_map(|rank| rank.timeline.last());
     Some(TimeAxis {
-        begin_ns: firsts.map(|first| sample_before_first(first).at_ns).min()?,
+        begin_ns: firsts
+            .map(|first| zero_sample_at_begin(first).at_ns)
+            .min()?,
         end_ns: lasts.map(|last| last.at_ns).max()?,
     })
 }
 
 /// The state when observing of a process began: all times were 0.
-fn sample_before_first(first: &RecordSample) -> RecordSample {
+fn zero_sample_at_begin(first: &RecordSample) -> RecordSample {
     let wall_ns = (1e9 * first.times.wall_seconds.max(0.0)) as u64;
     RecordSample {
         at_ns: first.at_ns.saturating_sub(wall_ns),
@@ -170,7 +172,7 @@ fn timeline_columns(
         return Vec::new();
     };
     let least_ns = (axis.end_ns - axis.begin_ns).div_ceil(most.max(1) as u64);
-    let mut before = sample_before_first(first);
+    let mut before = zero_sample_at_begin(first);
     let mut columns = Vec::new();
     for (index, sample) in timeline.iter().enumerate() {
         let is_last = index + 1 == timeline.len();
@@ -211,11 +213,14 @@ pub(crate) fn draw_phase_timeline(
         let Some(first) = drawn.first() else { break };
         let mut path = format!(
             "M{} {TIMELINE_BOTTOM}",
-            Coordinate(axis.x_at_ns(first.begin_ns))
+            Coordinate(axis.x_of_time_ns(first.begin_ns))
         );
         for column in &drawn {
             let top: f64 = column.phase_shares[..=phase].iter().sum();
-            let (top, right) = (Coordinate(y(top)), Coordinate(axis.x_at_ns(column.end_ns)));
+            let (top, right) = (
+                Coordinate(y(top)),
+                Coordinate(axis.x_of_time_ns(column.end_ns)),
+            );
             let _ = write!(path, "V{top}H{right}");
         }
         path.push_str("V116Z");
@@ -223,7 +228,10 @@ pub(crate) fn draw_phase_timeline(
     }
     draw_phase_letters(&mut drawing, rank, y);
     for column in timeline_columns(&rank.timeline, axis, detail.max_tooltips) {
-        let (left, right) = (axis.x_at_ns(column.begin_ns), axis.x_at_ns(column.end_ns));
+        let (left, right) = (
+            axis.x_of_time_ns(column.begin_ns),
+            axis.x_of_time_ns(column.end_ns),
+        );
         let tooltip = format!(
             "{:.1} to {:.1} s: {}",
             axis.seconds_since_begin(column.begin_ns),
@@ -262,7 +270,7 @@ fn draw_phase_letters(drawing: &mut Drawing, rank: &ProcessReport, y: impl Fn(f6
 }
 
 /// The smallest and the largest value in each of `intervals` time intervals.
-fn thin_to_extremes(points: &[(f64, f64)], intervals: usize) -> Vec<(f64, f64)> {
+fn min_and_max_per_interval(points: &[(f64, f64)], intervals: usize) -> Vec<(f64, f64)> {
     if points.len() <= 2 * intervals {
         return points.to_vec();
     }
@@ -313,14 +321,21 @@ pub(crate) fn draw_step_times(
     );
     let mut drawing = Drawing::new(id, values.bottom + 24.0, &heading, &description);
     for tick in values.tick_values() {
-        draw_grid_line(&mut drawing, values.y_of(tick), &format_tick_time(tick));
+        draw_grid_line(
+            &mut drawing,
+            values.y_of_value(tick),
+            &format_tick_time(tick),
+        );
     }
     draw_interruptions(&mut drawing, steps, axis, &values);
-    let ends = steps.series.iter().map(|step| axis.x_at_ns(step.end_ns));
+    let ends = steps
+        .series
+        .iter()
+        .map(|step| axis.x_of_time_ns(step.end_ns));
     let points: Vec<(f64, f64)> = ends.zip(durations).collect();
     let mut dots = String::new();
-    for (x, duration) in thin_to_extremes(&points, detail.intervals) {
-        let (x, y) = (Coordinate(x), Coordinate(values.y_of(duration)));
+    for (x, duration) in min_and_max_per_interval(&points, detail.step_chart_intervals) {
+        let (x, y) = (Coordinate(x), Coordinate(values.y_of_value(duration)));
         let _ = write!(dots, "M{x} {y}h0");
     }
     drawing.add_path(&dots, "dots");
@@ -336,12 +351,12 @@ fn step_time_axis(durations: &[f64], is_log: bool) -> Option<ValueAxis> {
     let axis = ValueAxis {
         bottom: 168.0,
         top: 38.0,
-        least: if is_log {
+        min_value: if is_log {
             0.8 * shortest.max(longest / 1e6)
         } else {
             0.0
         },
-        largest: 1.08 * longest,
+        max_value: 1.08 * longest,
         is_log,
     };
     (longest > 0.0).then_some(axis)
@@ -355,8 +370,8 @@ fn draw_grid_line(drawing: &mut Drawing, y: f64, label: &str) {
 
 /// Lines for the median and the 99th percentile, with labels that do not overlap.
 fn draw_quantile_lines(drawing: &mut Drawing, steps: &StepReport, values: &ValueAxis) {
-    let p99 = values.y_of(steps.p99_seconds);
-    let median = values.y_of(steps.median_seconds);
+    let p99 = values.y_of_value(steps.p99_seconds);
+    let median = values.y_of_value(steps.median_seconds);
     let lines = [
         ("median", steps.median_seconds, median, median + 4.0),
         ("p99", steps.p99_seconds, p99, p99.min(median - 14.0) + 4.0),
@@ -397,7 +412,7 @@ fn draw_interruptions(
         let words = format!("{kind} {}", format_time(one.seconds));
         let tooltip = format!("{words}, from {from:.1} s on");
         if kind == "stall" {
-            let place = (right - 4.5, values.y_of(one.seconds) - 4.5);
+            let place = (right - 4.5, values.y_of_value(one.seconds) - 4.5);
             drawing.add_rectangle(place, (9.0, 9.0), "stall", &tooltip);
         } else {
             let size = ((right - left).max(2.0), values.bottom - values.top);
@@ -431,7 +446,7 @@ pub(crate) fn draw_gpu_memory(
     const BOTTOM: f64 = 78.0;
     let samples = rank.timeline.iter();
     let points: Vec<(f64, f64)> = samples
-        .map(|sample| (axis.x_at_ns(sample.at_ns), sample.memory_bytes as f64))
+        .map(|sample| (axis.x_of_time_ns(sample.at_ns), sample.memory_bytes as f64))
         .collect();
     let most = points.iter().map(|(_, bytes)| *bytes).fold(0.0, f64::max);
     if most <= 0.0 {
@@ -441,8 +456,8 @@ pub(crate) fn draw_gpu_memory(
     let values = ValueAxis {
         bottom: BOTTOM,
         top: TOP,
-        least: 0.0,
-        largest: 1.05 * most.max(peak),
+        min_value: 0.0,
+        max_value: 1.05 * most.max(peak),
         is_log: false,
     };
     let heading = format!("{}: GPU memory", rank_name(rank));
@@ -451,14 +466,8 @@ pub(crate) fn draw_gpu_memory(
         format_bytes(rank.gpu_memory_peak_bytes.max(most as u64))
     );
     let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &description);
-    let step = (values.largest / 2.0).log2().floor().exp2();
-    for tick in [0.0, step, 2.0 * step]
-        .into_iter()
-        .filter(|tick| *tick <= values.largest)
-    {
-        draw_grid_line(&mut drawing, values.y_of(tick), &format_bytes(tick as u64));
-    }
-    let points = thin_to_extremes(&points, detail.max_columns / 2);
+    draw_memory_grid(&mut drawing, &values);
+    let points = min_and_max_per_interval(&points, detail.max_columns / 2);
     let begin = Coordinate(points.first().map_or(AXIS_LEFT, |first| first.0));
     let mut path = format!("M{begin} {BOTTOM}");
     for (x, bytes) in &points {
@@ -466,18 +475,29 @@ pub(crate) fn draw_gpu_memory(
             path,
             "H{}V{}",
             Coordinate(*x),
-            Coordinate(values.y_of(*bytes))
+            Coordinate(values.y_of_value(*bytes))
         );
     }
     drawing.add_path(&format!("{path}V78Z"), "memory");
     if peak > 0.0 {
-        let y = values.y_of(peak);
+        let y = values.y_of_value(peak);
         drawing.add_line((AXIS_LEFT, y), (AXIS_RIGHT, y), "p99");
         let words = format!("peak {}", format_bytes(rank.gpu_memory_peak_bytes));
         drawing.add_text((AXIS_RIGHT + 8.0, y + 4.0), "start", "tick", &words);
     }
     drawing.add_time_axis(axis, BOTTOM);
     Some(drawing.into_svg())
+}
+
+/// Draws two or three grid lines, at a power of two of bytes and at its double.
+fn draw_memory_grid(drawing: &mut Drawing, values: &ValueAxis) {
+    let step = (values.max_value / 2.0).log2().floor().exp2();
+    for tick in [0.0, step, 2.0 * step] {
+        if tick <= values.max_value {
+            let label = format_bytes(tick as u64);
+            draw_grid_line(drawing, values.y_of_value(tick), &label);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -498,7 +518,7 @@ mod tests {
                 (x, value)
             })
             .collect();
-        let thinned = thin_to_extremes(&points, 100);
+        let thinned = min_and_max_per_interval(&points, 100);
         assert!(thinned.len() <= 200, "{}", thinned.len());
         assert!(thinned.contains(&points[1234]) && thinned.contains(&points[4321]));
         assert!(thinned.is_sorted_by(|a, b| a.0 <= b.0));

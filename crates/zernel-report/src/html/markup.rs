@@ -3,9 +3,9 @@
 use std::fmt::{self, Display, Write};
 
 /// A text from anywhere: markup is escaped, invisible characters are replaced.
-pub(crate) struct Escaped<'a>(pub(crate) &'a str);
+pub(crate) struct EscapedHtml<'a>(pub(crate) &'a str);
 
-impl Display for Escaped<'_> {
+impl Display for EscapedHtml<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for c in self.0.chars() {
             match c {
@@ -122,22 +122,22 @@ pub(crate) fn format_date(unix_seconds: u64) -> String {
 pub(crate) fn html_table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> String {
     let mut out = format!(
         "<div class=\"scroll\"><table><caption>{}</caption><thead><tr>",
-        Escaped(caption)
+        EscapedHtml(caption)
     );
     for title in head {
-        push_markup(
+        append_markup(
             &mut out,
-            format_args!("<th scope=\"col\">{}</th>", Escaped(title)),
+            format_args!("<th scope=\"col\">{}</th>", EscapedHtml(title)),
         );
     }
     out.push_str("</tr></thead><tbody>\n");
     for row in rows {
         out.push_str("<tr>");
         for (index, cell) in row.iter().enumerate() {
-            let cell = Escaped(cell);
+            let cell = EscapedHtml(cell);
             match index {
-                0 => push_markup(&mut out, format_args!("<th scope=\"row\">{cell}</th>")),
-                _ => push_markup(&mut out, format_args!("<td>{cell}</td>")),
+                0 => append_markup(&mut out, format_args!("<th scope=\"row\">{cell}</th>")),
+                _ => append_markup(&mut out, format_args!("<td>{cell}</td>")),
             }
         }
         out.push_str("</tr>\n");
@@ -147,7 +147,7 @@ pub(crate) fn html_table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> 
 }
 
 /// Appends to a string, which cannot fail.
-pub(crate) fn push_markup(out: &mut String, what: fmt::Arguments<'_>) {
+pub(crate) fn append_markup(out: &mut String, what: fmt::Arguments<'_>) {
     let _ = out.write_fmt(what);
 }
 
@@ -159,7 +159,7 @@ mod tests {
     fn text_is_escaped() {
         let hostile = "<script>\"'&\0\x1b[31m\u{202e}\u{ffff}</script>\n";
         assert_eq!(
-            Escaped(hostile).to_string(),
+            EscapedHtml(hostile).to_string(),
             "&lt;script&gt;&quot;&#39;&amp;\u{fffd}\u{fffd}[31m\u{fffd}\u{fffd}&lt;/script&gt; "
         );
     }

@@ -19,17 +19,19 @@ mod tests;
 
 use super::process::ProcessReport;
 use super::render::{
-    evidence_text, exit_text, next_step_text, rank_name, slowest_rank_text, why_no_ranks,
+    evidence_text, exit_text, next_step_text, no_ranks_reason, rank_name, slowest_rank_text,
 };
 use super::report::Report;
 use super::steps::{Interruption, StepReport};
 use crate::text::shorten_text;
 use charts::{ChartDetail, PHASE_NAMES_AND_LETTERS};
-use markup::{Escaped, format_date, format_percent, format_time, push_markup, share_of_whole};
+use markup::{
+    EscapedHtml, append_markup, format_date, format_percent, format_time, share_of_whole,
+};
 use svg_plot::TimeAxis;
 
 /// Ranks shown directly. The others are folded.
-const MAX_SHOWN_RANKS: usize = 16;
+const MAX_UNFOLDED_RANKS: usize = 16;
 
 /// Longest title. Longer commands are cut.
 const MAX_TITLE_LENGTH: usize = 300;
@@ -43,17 +45,17 @@ pub fn render_html(report: &Report) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <title>{} {}</title>\n<style>\n{}</style></head><body>\n",
         command_name(report),
-        Escaped(&shorten_text(&command, MAX_TITLE_LENGTH)),
+        EscapedHtml(&shorten_text(&command, MAX_TITLE_LENGTH)),
         include_str!("style.css")
     );
     write_header(&mut out, report, &command);
     write_verdict(&mut out, report);
     match &report.not_observed {
-        Some(reason) => push_markup(
+        Some(reason) => append_markup(
             &mut out,
             format_args!(
                 "<h2>Missing</h2><p>Phases, steps, waits, collectives, GPU memory, verdict: {}</p>\n",
-                Escaped(reason)
+                EscapedHtml(reason)
             ),
         ),
         None => write_ranks(&mut out, report),
@@ -72,20 +74,20 @@ fn command_name(report: &Report) -> &'static str {
 
 fn write_header(out: &mut String, report: &Report, command: &str) {
     let title = shorten_text(command, MAX_TITLE_LENGTH);
-    push_markup(
+    append_markup(
         out,
         format_args!(
             "<header><p class=\"kicker\">{}</p><h1>{}</h1>",
             command_name(report),
-            Escaped(&title)
+            EscapedHtml(&title)
         ),
     );
     if command.chars().count() > MAX_TITLE_LENGTH {
-        push_markup(
+        append_markup(
             out,
             format_args!(
                 "<details><summary>Full command</summary><code>{}</code></details>",
-                Escaped(command)
+                EscapedHtml(command)
             ),
         );
     }
@@ -116,8 +118,8 @@ fn write_header(out: &mut String, report: &Report, command: &str) {
         facts.push(("Data loaders", report.loaders.to_string()));
     }
     for (title, value) in facts {
-        let value = Escaped(&value);
-        push_markup(
+        let value = EscapedHtml(&value);
+        append_markup(
             out,
             format_args!("<div><dt>{title}</dt><dd>{value}</dd></div>"),
         );
@@ -131,28 +133,28 @@ fn write_verdict(out: &mut String, report: &Report) {
         Some(_) => "verdict",
         None => "verdict open",
     };
-    push_markup(
+    append_markup(
         out,
         format_args!(
             "<section class=\"{class}\"><div class=\"why\"><p class=\"kicker\">Verdict</p><h2>{}</h2><p>{}</p>",
-            Escaped(verdict.title),
-            Escaped(&evidence_text(report, &verdict))
+            EscapedHtml(verdict.title),
+            EscapedHtml(&evidence_text(report, &verdict))
         ),
     );
     if let Some(helps) = verdict.helps {
-        let helps = Escaped(helps);
-        push_markup(out, format_args!("<p><strong>Try:</strong> {helps}</p>"));
+        let helps = EscapedHtml(helps);
+        append_markup(out, format_args!("<p><strong>Try:</strong> {helps}</p>"));
     }
     for step in &verdict.next_steps {
         let step = next_step_text(step);
-        push_markup(out, format_args!("<p>{}</p>", Escaped(&step)));
+        append_markup(out, format_args!("<p>{}</p>", EscapedHtml(&step)));
     }
     if let Some(slowest) = slowest_rank_text(report) {
-        push_markup(
+        append_markup(
             out,
             format_args!(
                 "<p><strong>Slowest rank:</strong> {}</p>",
-                Escaped(&slowest)
+                EscapedHtml(&slowest)
             ),
         );
     }
@@ -164,7 +166,7 @@ fn write_verdict(out: &mut String, report: &Report) {
     out.push_str("</div>");
     if let Some(seconds) = verdict.at_most_seconds {
         let part = format_percent(share_of_whole(seconds, report.wall_seconds.max(seconds)));
-        push_markup(
+        append_markup(
             out,
             format_args!(
                 "<p class=\"gain\"><small>saves at most</small><b>{}</b><small>{part} of the wall time</small></p>",
@@ -177,17 +179,17 @@ fn write_verdict(out: &mut String, report: &Report) {
 
 fn write_ranks(out: &mut String, report: &Report) {
     if report.ranks.is_empty() {
-        push_markup(
+        append_markup(
             out,
-            format_args!("<h2>Ranks</h2><p>None: {}.</p>\n", why_no_ranks(report)),
+            format_args!("<h2>Ranks</h2><p>None: {}.</p>\n", no_ranks_reason(report)),
         );
         return;
     }
     let (shown, folded) = report
         .ranks
-        .split_at(report.ranks.len().min(MAX_SHOWN_RANKS));
+        .split_at(report.ranks.len().min(MAX_UNFOLDED_RANKS));
     out.push_str("<h2>Time by phase</h2>\n");
-    push_markup(
+    append_markup(
         out,
         format_args!(
             "<p class=\"soft\">{}</p>\n",
@@ -229,7 +231,7 @@ fn write_shown_and_folded(
     out.push_str(&part(shown));
     if !folded.is_empty() {
         let more = folded.len();
-        push_markup(
+        append_markup(
             out,
             format_args!("<details><summary>{more} more ranks</summary>\n"),
         );
@@ -254,7 +256,7 @@ fn describe_time_range(ranks: &[ProcessReport]) -> &'static str {
 fn write_phase_legend(out: &mut String) {
     out.push_str("<ul class=\"legend\">");
     for (index, (phase, letter)) in PHASE_NAMES_AND_LETTERS.into_iter().enumerate() {
-        push_markup(
+        append_markup(
             out,
             format_args!("<li><b class=\"p{index}\">{letter}</b>{phase}</li>"),
         );
@@ -269,8 +271,8 @@ fn rank_charts(rank: &ProcessReport, axis: &TimeAxis, detail: ChartDetail) -> St
     };
     let mut out = format!(
         "<div class=\"rank\"><h3>{} <small>{}</small></h3>\n",
-        Escaped(&rank_name(rank)),
-        Escaped(&process)
+        EscapedHtml(&rank_name(rank)),
+        EscapedHtml(&process)
     );
     if rank.timeline.is_empty() {
         out.push_str("<p class=\"soft\">It exited before the second sample.</p></div>\n");
@@ -298,7 +300,7 @@ fn rank_charts(rank: &ProcessReport, axis: &TimeAxis, detail: ChartDetail) -> St
                 true => ", on a logarithmic scale",
                 false => "",
             };
-            push_markup(&mut out, format_args!("<h4>Step time{scale}</h4>\n"));
+            append_markup(&mut out, format_args!("<h4>Step time{scale}</h4>\n"));
             out.push_str(&drawing);
             out.push_str(&list_interruptions(steps, axis));
         }
@@ -344,7 +346,7 @@ fn write_problems_and_footer(out: &mut String, report: &Report) {
     if !report.problems.is_empty() {
         out.push_str("<h2 id=\"problems\">Problems</h2>\n<p>These make the numbers incomplete.</p><ul class=\"problems\">");
         for problem in &report.problems {
-            push_markup(out, format_args!("<li>{}</li>", Escaped(problem)));
+            append_markup(out, format_args!("<li>{}</li>", EscapedHtml(problem)));
         }
         out.push_str("</ul>\n");
     }
@@ -362,20 +364,20 @@ fn write_problems_and_footer(out: &mut String, report: &Report) {
         } else {
             ""
         };
-        push_markup(
+        append_markup(
             out,
             format_args!(
                 "<p>Observed{by} ({}). Overhead: {:.2} % of the most affected rank; all threads about {}, {:.1} µs per \
                  call; {}.</p>",
-                Escaped(&observing.rung),
+                EscapedHtml(&observing.rung),
                 100.0 * observing.cost_share,
                 format_time(observing.cost_seconds),
                 1e6 * observing.call_cost_seconds,
-                Escaped(&sampled)
+                EscapedHtml(&sampled)
             ),
         );
     }
-    push_markup(
+    append_markup(
         out,
         format_args!(
             "<p>Zernel {}. This file is self-contained.</p></footer>\n",

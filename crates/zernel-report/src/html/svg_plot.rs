@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::markup::{Coordinate, Escaped, push_markup};
+use super::markup::{Coordinate, EscapedHtml, append_markup};
 
 /// Width of every drawing in its own units. The page scales it.
 pub(crate) const PLOT_WIDTH: f64 = 960.0;
@@ -24,8 +24,8 @@ impl Drawing {
              aria-labelledby=\"{id}-name {id}-text\"><title id=\"{id}-name\">{}</title>\
              <desc id=\"{id}-text\">{}</desc>\n",
             Coordinate(height),
-            Escaped(name),
-            Escaped(description)
+            EscapedHtml(name),
+            EscapedHtml(description)
         );
         Self { markup }
     }
@@ -37,8 +37,8 @@ impl Drawing {
 
     /// A text. `anchor` is the part of it that is at x: `start`, `middle` or `end`.
     pub(crate) fn add_text(&mut self, (x, y): (f64, f64), anchor: &str, class: &str, text: &str) {
-        let (x, y, text) = (Coordinate(x), Coordinate(y), Escaped(text));
-        push_markup(
+        let (x, y, text) = (Coordinate(x), Coordinate(y), EscapedHtml(text));
+        append_markup(
             &mut self.markup,
             format_args!(
                 "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" class=\"{class}\">{text}</text>\n"
@@ -55,7 +55,7 @@ impl Drawing {
         tooltip: &str,
     ) {
         let [x, y, width, height] = [x, y, width.max(0.0), height.max(0.0)].map(Coordinate);
-        push_markup(
+        append_markup(
             &mut self.markup,
             format_args!(
                 "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" class=\"{class}\""
@@ -63,23 +63,23 @@ impl Drawing {
         );
         match tooltip.is_empty() {
             true => self.markup.push_str("/>\n"),
-            false => push_markup(
+            false => append_markup(
                 &mut self.markup,
-                format_args!("><title>{}</title></rect>\n", Escaped(tooltip)),
+                format_args!("><title>{}</title></rect>\n", EscapedHtml(tooltip)),
             ),
         }
     }
 
     pub(crate) fn add_line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
         let [x, y, to_x, to_y] = [from.0, from.1, to.0, to.1].map(Coordinate);
-        push_markup(
+        append_markup(
             &mut self.markup,
             format_args!("<path d=\"M{x} {y}L{to_x} {to_y}\" class=\"{class}\"/>\n"),
         );
     }
 
     pub(crate) fn add_path(&mut self, path: &impl Display, class: &str) {
-        push_markup(
+        append_markup(
             &mut self.markup,
             format_args!("<path d=\"{path}\" class=\"{class}\"/>\n"),
         );
@@ -119,13 +119,13 @@ impl TimeAxis {
         AXIS_LEFT + share * (AXIS_RIGHT - AXIS_LEFT)
     }
 
-    pub(crate) fn x_at_ns(&self, at_ns: u64) -> f64 {
+    pub(crate) fn x_of_time_ns(&self, at_ns: u64) -> f64 {
         self.x_of_seconds(self.seconds_since_begin(at_ns))
     }
 
     /// About eight ticks with their labels.
     fn labelled_ticks(&self) -> Vec<(f64, String)> {
-        let step = round_time_step(self.length_seconds() / 8.0);
+        let step = round_time_tick_step(self.length_seconds() / 8.0);
         let count = match step > 0.0 {
             true => (self.length_seconds() / step) as u32,
             false => 0,
@@ -138,19 +138,19 @@ impl TimeAxis {
 }
 
 /// The smallest round time step that is at least `least`.
-fn round_time_step(least: f64) -> f64 {
+fn round_time_tick_step(least: f64) -> f64 {
     const ROUND_STEPS: [f64; 10] = [
         15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0,
     ];
     if least <= 10.0 {
-        return round_step(least);
+        return round_tick_step(least);
     }
     let found = ROUND_STEPS.into_iter().find(|step| *step >= least);
-    found.unwrap_or_else(|| 3600.0 * round_step(least / 3600.0))
+    found.unwrap_or_else(|| 3600.0 * round_tick_step(least / 3600.0))
 }
 
 /// The smallest of 1, 2, 5, 10, … that is at least `least`. 0 if `least` is not positive and finite.
-pub(crate) fn round_step(least: f64) -> f64 {
+pub(crate) fn round_tick_step(least: f64) -> f64 {
     if !(least > 0.0 && least.is_finite()) {
         return 0.0;
     }
@@ -181,23 +181,23 @@ fn format_clock_time(seconds: f64, step: f64) -> String {
 /// The vertical axis of a plot.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ValueAxis {
-    /// The y coordinate of `least`.
+    /// The y coordinate of `min_value`.
     pub(crate) bottom: f64,
-    /// The y coordinate of `largest`.
+    /// The y coordinate of `max_value`.
     pub(crate) top: f64,
-    pub(crate) least: f64,
-    pub(crate) largest: f64,
+    pub(crate) min_value: f64,
+    pub(crate) max_value: f64,
     pub(crate) is_log: bool,
 }
 
 impl ValueAxis {
-    pub(crate) fn y_of(&self, value: f64) -> f64 {
+    pub(crate) fn y_of_value(&self, value: f64) -> f64 {
         let scaled = |value: f64| match self.is_log {
-            true => value.max(self.least).ln(),
+            true => value.max(self.min_value).ln(),
             false => value,
         };
-        let span = scaled(self.largest) - scaled(self.least);
-        let share = super::markup::share_of_whole(scaled(value) - scaled(self.least), span);
+        let span = scaled(self.max_value) - scaled(self.min_value);
+        let share = super::markup::share_of_whole(scaled(value) - scaled(self.min_value), span);
         self.bottom - share * (self.bottom - self.top)
     }
 
@@ -210,20 +210,21 @@ impl ValueAxis {
     }
 
     fn linear_ticks(&self) -> Vec<f64> {
-        let step = round_step((self.largest - self.least) / 5.0);
+        let step = round_tick_step((self.max_value - self.min_value) / 5.0);
         let count = match step > 0.0 {
-            true => ((self.largest - self.least) / step + 1e-9) as u32,
+            true => ((self.max_value - self.min_value) / step + 1e-9) as u32,
             false => 0,
         };
-        let ticks = (0..=count).map(|number| self.least + f64::from(number) * step);
+        let ticks = (0..=count).map(|number| self.min_value + f64::from(number) * step);
         ticks.collect()
     }
 
     fn log_ticks(&self) -> Vec<f64> {
-        let from = self.least.max(f64::MIN_POSITIVE).log10().floor() as i32;
-        let to = self.largest.max(f64::MIN_POSITIVE).log10().ceil() as i32;
+        let from = self.min_value.max(f64::MIN_POSITIVE).log10().floor() as i32;
+        let to = self.max_value.max(f64::MIN_POSITIVE).log10().ceil() as i32;
         let ticks = (from..=to).map(|power| 10_f64.powi(power));
-        let is_shown = |tick: &f64| *tick >= 0.999 * self.least && *tick <= 1.001 * self.largest;
+        let is_shown =
+            |tick: &f64| *tick >= 0.999 * self.min_value && *tick <= 1.001 * self.max_value;
         ticks.filter(is_shown).collect()
     }
 }
@@ -233,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_round() {
+    fn tick_steps_are_round_numbers() {
         for (least, step) in [
             (0.3, 0.5),
             (1.0, 1.0),
@@ -241,13 +242,13 @@ mod tests {
             (0.0, 0.0),
             (f64::NAN, 0.0),
         ] {
-            assert!((round_step(least) - step).abs() < 1e-9, "{least}");
+            assert!((round_tick_step(least) - step).abs() < 1e-9, "{least}");
         }
         assert_eq!(
-            [round_time_step(11.0), round_time_step(100.0)],
+            [round_time_tick_step(11.0), round_time_tick_step(100.0)],
             [15.0, 120.0]
         );
-        assert_eq!(round_time_step(9000.0), 18_000.0);
+        assert_eq!(round_time_tick_step(9000.0), 18_000.0);
     }
 
     #[test]
@@ -263,7 +264,10 @@ mod tests {
             begin_ns: 5,
             end_ns: 5,
         };
-        assert_eq!((axis.x_at_ns(5), axis.x_at_ns(7)), (AXIS_LEFT, AXIS_LEFT));
+        assert_eq!(
+            (axis.x_of_time_ns(5), axis.x_of_time_ns(7)),
+            (AXIS_LEFT, AXIS_LEFT)
+        );
         assert_eq!(axis.labelled_ticks().len(), 1);
     }
 
@@ -272,17 +276,18 @@ mod tests {
         let mut axis = ValueAxis {
             bottom: 100.0,
             top: 0.0,
-            least: 1.0,
-            largest: 100.0,
+            min_value: 1.0,
+            max_value: 100.0,
             is_log: true,
         };
-        let close = |axis: &ValueAxis, value, y: f64| assert!((axis.y_of(value) - y).abs() < 1e-9);
+        let close =
+            |axis: &ValueAxis, value, y: f64| assert!((axis.y_of_value(value) - y).abs() < 1e-9);
         close(&axis, 10.0, 50.0);
         close(&axis, 0.0, 100.0);
         assert_eq!(axis.tick_values().len(), 3);
         axis.is_log = false;
         close(&axis, 50.5, 50.0);
-        axis.largest = 1.0;
+        axis.max_value = 1.0;
         close(&axis, 1.0, 100.0);
     }
 }

@@ -2,8 +2,8 @@
 
 use super::charts::PHASE_NAMES_AND_LETTERS;
 use super::markup::{
-    Escaped, format_count, format_percent, format_seconds, format_time, html_table, push_markup,
-    share_of_whole,
+    EscapedHtml, append_markup, format_count, format_percent, format_seconds, format_time,
+    html_table, share_of_whole,
 };
 use crate::process::ProcessReport;
 use crate::render::rank_name;
@@ -18,7 +18,7 @@ pub(crate) fn phase_table(ranks: &[ProcessReport]) -> String {
         let phases = &rank.training_times().phases;
         let total = phases.total_seconds();
         let mut row = vec![rank_name(rank)];
-        row.extend(phases.by_name().map(|(_, spent)| {
+        row.extend(phases.seconds_by_phase_name().map(|(_, spent)| {
             format!(
                 "{} · {}",
                 format_seconds(spent),
@@ -33,11 +33,11 @@ pub(crate) fn phase_table(ranks: &[ProcessReport]) -> String {
     for rank in ranks {
         let times = rank.training_times();
         if times.phases.more_than_wall > 0.01 * times.wall_seconds {
-            push_markup(
+            append_markup(
                 &mut out,
                 format_args!(
                     "<p class=\"soft\">{}: several training threads, so the phases add up to {} more than the wall time.</p>\n",
-                    Escaped(&rank_name(rank)),
+                    EscapedHtml(&rank_name(rank)),
                     format_seconds(times.phases.more_than_wall)
                 ),
             );

@@ -1,6 +1,6 @@
 use roxmltree::{Document, Node, ParsingOptions};
 use zernel_model::snapshot::{CollectiveTotals, DataWaits};
-use zernel_phase::steps::{Mark, Step};
+use zernel_phase::steps::{Step, StepMark};
 
 use super::render_html;
 
@@ -10,7 +10,9 @@ use crate::record::RecordSample;
 use crate::report::{CommandExit, ObservationReport, Report};
 use crate::steps::{Interruption, StepReport};
 use crate::times::{ProcessTimes, RankTimes, TimePart};
-use crate::verdict::tests::{gpu_rank, no_communication, waiting_rank};
+use crate::verdict::tests::{
+    communication_verdict_without_time, rank_waiting_for_gpu, rank_waiting_for_peer,
+};
 use crate::verdict::{SlowestRank, judge_ranks};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -55,7 +57,7 @@ fn example_steps(count: u64) -> StepReport {
     };
     StepReport {
         count,
-        separated_by: Some(Mark::Backward),
+        separated_by: Some(StepMark::Backward),
         median_seconds: 0.025,
         p99_seconds: 0.034,
         longest_seconds: 2.03,
@@ -128,7 +130,7 @@ fn report_on(ranks: Vec<ProcessReport>) -> Report {
         data_waits: rank.times.data_waits.total_seconds(),
         data_prepare: rank.times.data_waits.prepare,
         gpu_waits: rank.times.phases.gpu_compute,
-        loader_busy: Some(1.0),
+        max_loader_busy_share: Some(1.0),
         ..RankTimes::default()
     });
     Report {
@@ -153,7 +155,7 @@ fn report_on(ranks: Vec<ProcessReport>) -> Report {
             seconds: 1.5,
             reason: Some(TimePart::Prepare),
             more_seconds: 1.25,
-            compiled_more: false,
+            is_excess_mostly_compiling: false,
         }),
         ranks,
         observing: Some(ObservationReport {
@@ -288,7 +290,12 @@ fn a_rank_is_complete_only_if_all_of_it_was_observed() {
 #[test]
 fn a_straggler_is_named() {
     let mut report = report_on(example_ranks(4, 200));
-    report.verdict = judge_ranks(&[waiting_rank(), waiting_rank(), waiting_rank(), gpu_rank()]);
+    report.verdict = judge_ranks(&[
+        rank_waiting_for_peer(),
+        rank_waiting_for_peer(),
+        rank_waiting_for_peer(),
+        rank_waiting_for_gpu(),
+    ]);
     assert!(render_and_check(&report).contains("rank 3: its peers waited for it"));
 }
 
@@ -331,7 +338,7 @@ fn a_run_of_no_length_has_a_page() {
         };
         let mut report = report_on(vec![process.clone(), ProcessReport { pid: 1, ..process }]);
         report.wall_seconds = 0.0;
-        report.verdict = no_communication();
+        report.verdict = communication_verdict_without_time();
         render_and_check(&report);
     }
 }

@@ -16,7 +16,7 @@ use anstyle::Style;
 
 use super::report::{CommandExit, Report};
 use crate::text::{shorten_text, wrap_lines};
-pub(crate) use ranks::{rank_name, why_no_ranks};
+pub(crate) use ranks::{no_ranks_reason, rank_name};
 pub(crate) use verdict::{evidence_text, next_step_text, slowest_rank_text};
 
 /// Line width, unless the terminal is narrower.
@@ -68,7 +68,7 @@ fn write_report(out: &mut TextPage, report: &Report) -> std::fmt::Result {
 
 fn write_summary(out: &mut TextPage, report: &Report) -> std::fmt::Result {
     let (title, end) = match &report.ended {
-        None => ("zernel attach", observed_text(report)),
+        None => ("zernel attach", attach_time_text(report)),
         Some(ended) => ("zernel run", exit_text(ended)),
     };
     let rest = format!(": {:.2} s, {end}", report.wall_seconds);
@@ -87,7 +87,7 @@ fn write_summary(out: &mut TextPage, report: &Report) -> std::fmt::Result {
 }
 
 /// Since when a job that was attached to was observed.
-fn observed_text(report: &Report) -> String {
+fn attach_time_text(report: &Report) -> String {
     match report.observing_began_seconds {
         Some(seconds) => format!("observed from {seconds:.2} s on"),
         None => "observed".to_owned(),

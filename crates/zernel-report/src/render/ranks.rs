@@ -8,7 +8,9 @@ use super::{BOLD_STYLE, TextPage, write_paragraph};
 use crate::process::ProcessReport;
 use crate::report::Report;
 use crate::steps::{Interruption, StepReport};
-use crate::text::{format_bytes, format_estimate, format_time, keep_on_one_line, shorten_text};
+use crate::text::{
+    format_bytes, format_estimate, format_time, join_with_no_break_spaces, shorten_text,
+};
 
 /// Width of a phase bar.
 const BAR_WIDTH: usize = 40;
@@ -19,7 +21,7 @@ const MAX_DETAILED_RANKS: usize = 2;
 /// Ranks that get a bar, so that the report fits a screen.
 const MAX_SHOWN_RANKS: usize = 16;
 
-/// Colours of the phases, in the order of `PhaseSeconds::by_name`.
+/// Colours of the phases, in the order of `PhaseSeconds::seconds_by_phase_name`.
 const PHASE_COLOURS: [AnsiColor; 5] = [
     AnsiColor::Yellow,
     AnsiColor::Green,
@@ -31,7 +33,7 @@ const PHASE_COLOURS: [AnsiColor; 5] = [
 const PHASE_LETTERS: [char; 5] = ['D', 'G', 'N', 'O', '.'];
 
 /// Why there are no ranks.
-pub(crate) fn why_no_ranks(report: &Report) -> String {
+pub(crate) fn no_ranks_reason(report: &Report) -> String {
     match report.others + report.loaders {
         0 => "no process made a training call to CUDA, NCCL or torch".to_owned(),
         1 => "1 process was observed, but it did not train".to_owned(),
@@ -41,7 +43,7 @@ pub(crate) fn why_no_ranks(report: &Report) -> String {
 
 pub(super) fn write_ranks(out: &mut TextPage, report: &Report) -> std::fmt::Result {
     if report.ranks.is_empty() {
-        return write_paragraph(out, "ranks", &format!("none: {}", why_no_ranks(report)));
+        return write_paragraph(out, "ranks", &format!("none: {}", no_ranks_reason(report)));
     }
     if let Some(gpus) = report.gpus() {
         write_paragraph(out, "GPUs", &gpus)?;
@@ -106,7 +108,7 @@ fn write_phase_bar(out: &mut TextPage, rank: &ProcessReport) -> std::fmt::Result
     let total = phases.total_seconds();
     let width = BAR_WIDTH.min(out.width - WIDTH_BESIDE_BAR);
     let (mut seconds, mut drawn) = (0.0, 0);
-    for (index, (_, phase)) in phases.by_name().into_iter().enumerate() {
+    for (index, (_, phase)) in phases.seconds_by_phase_name().into_iter().enumerate() {
         seconds += phase;
         let until = match total > 0.0 {
             true => (width as f64 * seconds / total).round() as usize,
@@ -133,13 +135,13 @@ fn write_rank_details(out: &mut TextPage, rank: &ProcessReport) -> std::fmt::Res
     }
     let times = rank.training_times();
     let total = times.phases.total_seconds();
-    let phases = times.phases.by_name().map(|(name, seconds)| {
+    let phases = times.phases.seconds_by_phase_name().map(|(name, seconds)| {
         let share = if total > 0.0 {
             100.0 * seconds / total
         } else {
             0.0
         };
-        keep_on_one_line(&format!("{name} {seconds:.2} s {share:.0} %"))
+        join_with_no_break_spaces(&format!("{name} {seconds:.2} s {share:.0} %"))
     });
     write_paragraph(out, "", &phases.join(", "))?;
     if times.phases.more_than_wall > 0.01 * times.wall_seconds {
@@ -232,7 +234,9 @@ fn describe_step_times(rank: &ProcessReport, steps: &StepReport) -> String {
 
 /// Joins phrases with commas. Lines break between phrases only.
 fn join_phrases(phrases: impl IntoIterator<Item = String>) -> String {
-    let phrases = phrases.into_iter().map(|phrase| keep_on_one_line(&phrase));
+    let phrases = phrases
+        .into_iter()
+        .map(|phrase| join_with_no_break_spaces(&phrase));
     phrases.collect::<Vec<_>>().join(", ")
 }
 
@@ -247,7 +251,7 @@ fn describe_collectives(rank: &ProcessReport) -> String {
     let each = rank.collectives.iter().map(|collective| {
         let median = collective.until_sync_median_seconds;
         let median = median.map_or(String::new(), |seconds| {
-            keep_on_one_line(&format!("done in {:.2} ms (median)", 1e3 * seconds))
+            join_with_no_break_spaces(&format!("done in {:.2} ms (median)", 1e3 * seconds))
         });
         let calls = format!(
             "{} {} × {}",
@@ -255,7 +259,7 @@ fn describe_collectives(rank: &ProcessReport) -> String {
             collective.op,
             format_bytes(collective.bytes / collective.calls.max(1))
         );
-        format!("{} {median}", keep_on_one_line(&calls))
+        format!("{} {median}", join_with_no_break_spaces(&calls))
             .trim_end()
             .to_owned()
     });
@@ -292,7 +296,9 @@ fn describe_work(rank: &ProcessReport) -> String {
         format!("CPU {:.2} s", rank.times.cpu_seconds),
         format!("run-queue delay {:.2} s", rank.times.run_delay_seconds),
     ];
-    let mut text = parts.map(|part| keep_on_one_line(&part)).join(", ");
+    let mut text = parts
+        .map(|part| join_with_no_break_spaces(&part))
+        .join(", ");
     if rank.complete == Some(false) {
         text.push_str("; its first calls were not observed");
     }

@@ -58,7 +58,7 @@ fn example_report(ranks: u32) -> Report {
         data_waits: 23_456.78,
         data_prepare: 23_456.78,
         gpu_waits: 90_000.0,
-        loader_busy: Some(1.0),
+        max_loader_busy_share: Some(1.0),
         ..RankTimes::default()
     };
     Report {
@@ -82,7 +82,7 @@ fn example_report(ranks: u32) -> Report {
             seconds: 345.6,
             reason: Some(TimePart::Prepare),
             more_seconds: 340.0,
-            compiled_more: false,
+            is_excess_mostly_compiling: false,
         }),
         observing: Some(ObservationReport {
             sampled: ["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord"]

@@ -2,7 +2,7 @@
 
 use super::{TextPage, rank_name, write_paragraph};
 use crate::report::Report;
-use crate::text::keep_on_one_line;
+use crate::text::join_with_no_break_spaces;
 use crate::verdict::{NextStep, SlowestRank, VerdictDescription};
 
 /// Smallest share of a rank's time in collectives from which the slowest rank can be judged.
@@ -14,7 +14,8 @@ pub(super) fn write_verdict(out: &mut TextPage, report: &Report) -> std::fmt::Re
     write_paragraph(out, "verdict", &text)?;
     if let (Some(helps), Some(seconds)) = (verdict.helps, verdict.at_most_seconds) {
         let share = 100.0 * seconds / report.wall_seconds.max(seconds);
-        let at_most = keep_on_one_line(&format!("saves at most {seconds:.1} s ({share:.0} %)"));
+        let at_most =
+            join_with_no_break_spaces(&format!("saves at most {seconds:.1} s ({share:.0} %)"));
         write_paragraph(out, "try", &format!("{helps}; {at_most}"))?;
     }
     for step in &verdict.next_steps {
@@ -36,7 +37,7 @@ pub(crate) fn next_step_text(step: &NextStep) -> String {
         "- {}: {} ({})",
         step.what,
         step.line,
-        keep_on_one_line(&bound)
+        join_with_no_break_spaces(&bound)
     )
 }
 
@@ -55,7 +56,7 @@ pub(crate) fn slowest_rank_text(report: &Report) -> Option<String> {
             "{}: it waited {:.1} s less in collectives than the rank that waited longest{}",
             rank_name(&report.ranks[slowest.index]),
             slowest.seconds,
-            excess_of_slowest_text(&slowest)
+            slowest_rank_excess_text(&slowest)
         ),
         None if uses_collectives(report) => {
             "no rank stands out: all waited about equally long in collectives".to_owned()
@@ -68,12 +69,12 @@ pub(crate) fn slowest_rank_text(report: &Report) -> Option<String> {
     Some(text)
 }
 
-fn excess_of_slowest_text(slowest: &SlowestRank) -> String {
+fn slowest_rank_excess_text(slowest: &SlowestRank) -> String {
     match slowest.more_seconds {
         0.0 => String::new(),
         more => format!(
             "; it spent {more:.1} s more {} than its peers",
-            slowest.excess_text()
+            slowest.excess_activity_text()
         ),
     }
 }

@@ -8,10 +8,10 @@ use crate::times::{RankTimeParts, TimePart};
 pub(super) static RESOURCE: Resource = Resource {
     key: "communication",
     title: "communication-bound",
-    time: "collectives",
+    time_name: "collectives",
     parts: &[(TimePart::Communication, "in collectives")],
     remedy: |_, _| REMEDY,
-    most: |_| f64::INFINITY,
+    max_savable_seconds: |_| f64::INFINITY,
     next_steps,
     verdict: |time, _| Verdict::Communication(CommunicationBound { time }),
 };
@@ -57,18 +57,20 @@ mod tests {
     use serde_json::json;
 
     use crate::times::RankTimes;
-    use crate::verdict::tests::{assert_bound, assert_json, gpu_rank, waiting_rank};
+    use crate::verdict::tests::{
+        assert_bound_of_cases, assert_verdict_json, rank_waiting_for_gpu, rank_waiting_for_peer,
+    };
 
     #[test]
     fn long_collectives_bound_a_job() {
-        assert_bound(
+        assert_bound_of_cases(
             "communication",
             &[(
                 "waits for peers",
                 RankTimes {
                     communication: 55.0,
                     peer_waits: 55.0,
-                    ..gpu_rank()
+                    ..rank_waiting_for_gpu()
                 },
             )],
         );
@@ -76,8 +78,8 @@ mod tests {
 
     #[test]
     fn the_json_keeps_its_values() {
-        assert_json(
-            &[waiting_rank()],
+        assert_verdict_json(
+            &[rank_waiting_for_peer()],
             &json!(["communication", "communication", null, 0.5, 50.0]),
         );
     }

@@ -8,13 +8,13 @@ use crate::times::TimePart;
 pub(super) static RESOURCE: Resource = Resource {
     key: "throttled",
     title: "throttled",
-    time: "throttled by the CPU limit",
+    time_name: "throttled by the CPU limit",
     parts: &[(
         TimePart::Throttled,
         "throttled by the CPU limit of its cgroup",
     )],
     remedy: |_, _| REMEDY,
-    most: |_| f64::INFINITY,
+    max_savable_seconds: |_| f64::INFINITY,
     next_steps: |time, _| {
         let line = "cpu.max of the cgroup (cpu.cfs_quota_us on cgroup v1), resources.limits.cpu of the pod";
         let higher = NextStep::with_bound("a higher CPU limit", line, time.at_most_seconds);
@@ -47,31 +47,31 @@ mod tests {
     use serde_json::json;
 
     use crate::times::RankTimes;
-    use crate::verdict::tests::{assert_bound, assert_json, gpu_rank};
+    use crate::verdict::tests::{assert_bound_of_cases, assert_verdict_json, rank_waiting_for_gpu};
 
     fn throttled_rank() -> RankTimes {
         RankTimes {
             run_delay: 50.0,
             throttled: 90.0,
             gpu_waits: 38.0,
-            ..gpu_rank()
+            ..rank_waiting_for_gpu()
         }
     }
 
     /// Throttling is summed over CPUs, so it may exceed the time that threads waited.
     #[test]
     fn a_used_up_cpu_limit_bounds_a_job() {
-        assert_bound("throttled", &[("is throttled", throttled_rank())]);
+        assert_bound_of_cases("throttled", &[("is throttled", throttled_rank())]);
         let seldom = RankTimes {
             throttled: 10.0,
             ..throttled_rank()
         };
-        assert_bound("cpu-scheduler", &[("is seldom throttled", seldom)]);
+        assert_bound_of_cases("cpu-scheduler", &[("is seldom throttled", seldom)]);
     }
 
     #[test]
     fn the_json_keeps_its_values() {
-        assert_json(
+        assert_verdict_json(
             &[throttled_rank()],
             &json!(["throttled", "throttled", null, 0.505, 50.5]),
         );

@@ -1,19 +1,19 @@
 //! CPU-scheduler-bound: threads are runnable without a CPU.
 
-use super::resource::{Resource, ResourceTime, sum_of_part};
+use super::resource::{Resource, ResourceTime, sum_part_seconds};
 use super::{Verdict, VerdictDescription};
 use crate::times::{RankTimeParts, TimePart};
 
 pub(super) static RESOURCE: Resource = Resource {
     key: "cpu-scheduler",
     title: "CPU-scheduler-bound",
-    time: "runnable without a CPU",
+    time_name: "runnable without a CPU",
     parts: &[(
         TimePart::CpuDelay,
         "runnable without a CPU (with its loaders)",
     )],
     remedy: |_, _| REMEDY,
-    most: |_| f64::INFINITY,
+    max_savable_seconds: |_| f64::INFINITY,
     next_steps: |_, _| Vec::new(),
     verdict: cpu_scheduler_verdict,
 };
@@ -25,17 +25,17 @@ const REMEDY: &str = "fewer threads on these CPUs, or moving other processes off
 pub(crate) struct CpuSchedulerBound {
     time: ResourceTime,
     /// Loaders that a rank waited for.
-    loaders: f64,
+    loader_delay_seconds: f64,
     /// Training threads.
-    ranks: f64,
+    training_delay_seconds: f64,
 }
 
 fn cpu_scheduler_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
-    let loaders: f64 = ranks.iter().map(|rank| rank.data_delay).sum();
+    let loaders: f64 = ranks.iter().map(|rank| rank.loader_cpu_delay).sum();
     Verdict::CpuScheduler(CpuSchedulerBound {
         time,
-        loaders,
-        ranks: (sum_of_part(ranks, TimePart::CpuDelay) - loaders).max(0.0),
+        loader_delay_seconds: loaders,
+        training_delay_seconds: (sum_part_seconds(ranks, TimePart::CpuDelay) - loaders).max(0.0),
     })
 }
 
@@ -45,8 +45,8 @@ impl CpuSchedulerBound {
             "threads were runnable without a CPU for up to {}: loaders that a rank waited for {:.1} s, training \
              threads {:.1} s",
             self.time.share_text(),
-            self.loaders,
-            self.ranks
+            self.loader_delay_seconds,
+            self.training_delay_seconds
         );
         (self.time).describe(&RESOURCE, TimePart::CpuDelay, evidence, REMEDY)
     }
@@ -57,19 +57,21 @@ mod tests {
     use serde_json::json;
 
     use crate::times::RankTimes;
-    use crate::verdict::tests::{assert_bound, assert_json, gpu_rank, starved_rank};
+    use crate::verdict::tests::{
+        assert_bound_of_cases, assert_verdict_json, rank_waiting_for_gpu, rank_waiting_for_loaders,
+    };
 
     #[test]
     fn loaders_or_training_threads_without_a_cpu_bound_a_job() {
-        assert_bound(
+        assert_bound_of_cases(
             "cpu-scheduler",
             &[
                 (
                     "waits for loaders without a CPU",
                     RankTimes {
                         data_prepare: 5.0,
-                        data_sched: 24.0,
-                        ..starved_rank()
+                        data_cpu_delay: 24.0,
+                        ..rank_waiting_for_loaders()
                     },
                 ),
                 (
@@ -77,7 +79,7 @@ mod tests {
                     RankTimes {
                         run_delay: 50.0,
                         gpu_waits: 38.0,
-                        ..gpu_rank()
+                        ..rank_waiting_for_gpu()
                     },
                 ),
             ],
@@ -89,9 +91,9 @@ mod tests {
         let delayed = RankTimes {
             run_delay: 50.0,
             gpu_waits: 38.0,
-            ..gpu_rank()
+            ..rank_waiting_for_gpu()
         };
-        assert_json(
+        assert_verdict_json(
             &[delayed],
             &json!(["cpu-scheduler", "cpu-delay", null, 0.505, 50.5]),
         );

@@ -8,16 +8,16 @@ use crate::times::{RankTimeParts, TimePart};
 pub(super) static RESOURCE: Resource = Resource {
     key: "gpu",
     title: "GPU-bound",
-    time: "waits for the GPU",
+    time_name: "waits for the GPU",
     parts: &[(TimePart::Gpu, "waiting for its GPU")],
-    remedy: |_, _| FASTER_GPU,
-    most: |_| f64::INFINITY,
+    remedy: |_, _| FASTER_GPU_REMEDY,
+    max_savable_seconds: |_| f64::INFINITY,
     next_steps: |_, _| Vec::new(),
     verdict: gpu_verdict,
 };
 
-const FASTER_GPU: &str = "faster kernels or GPUs";
-const FASTER_GPU_OR_FEWER_BYTES: &str =
+const FASTER_GPU_REMEDY: &str = "faster kernels or GPUs";
+const FASTER_GPU_OR_FEWER_BYTES_REMEDY: &str =
     "faster kernels or GPUs, or fewer bytes in collectives; a GPU profile shows which";
 
 /// The ranks wait for their GPUs.
@@ -25,7 +25,7 @@ const FASTER_GPU_OR_FEWER_BYTES: &str =
 pub(crate) struct GpuBound {
     time: ResourceTime,
     /// Waits for the GPU in which collectives may have run.
-    collectives: f64,
+    possible_collective_seconds: f64,
     /// Host work that counts as waiting, because the ranks wait for their GPUs more than the GPUs for them.
     host_ahead_seconds: f64,
     /// Time in which their GPUs were idle.
@@ -36,8 +36,11 @@ pub(crate) struct GpuBound {
 fn gpu_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
     Verdict::Gpu(GpuBound {
         time,
-        collectives: ranks.iter().map(|rank| rank.shared_with_collectives).sum(),
-        host_ahead_seconds: ranks.iter().map(|rank| rank.ahead_of_gpu).sum(),
+        possible_collective_seconds: ranks
+            .iter()
+            .map(|rank| rank.gpu_waits_with_collectives)
+            .sum(),
+        host_ahead_seconds: ranks.iter().map(|rank| rank.host_work_ahead_of_gpu).sum(),
         gpu_idle_seconds: ranks.iter().filter_map(|rank| rank.gpu_idle).sum(),
         inference: InferenceWork::new(ranks),
     })
@@ -45,8 +48,11 @@ fn gpu_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
 
 impl GpuBound {
     pub(super) fn describe(&self) -> VerdictDescription {
-        let (seconds, collectives, ahead) =
-            (self.time.seconds, self.collectives, self.host_ahead_seconds);
+        let (seconds, collectives, ahead) = (
+            self.time.seconds,
+            self.possible_collective_seconds,
+            self.host_ahead_seconds,
+        );
         let collectives_text = match collectives > MIN_MENTIONED_SHARE * seconds {
             true => format!(", of which up to {collectives:.1} s may be collectives"),
             false => String::new(),
@@ -65,8 +71,8 @@ impl GpuBound {
         let evidence =
             format!("waits for the GPU took {share}{collectives_text}{ahead_text}{inference}");
         let remedy = match 2.0 * collectives > seconds {
-            true => FASTER_GPU_OR_FEWER_BYTES,
-            false => FASTER_GPU,
+            true => FASTER_GPU_OR_FEWER_BYTES_REMEDY,
+            false => FASTER_GPU_REMEDY,
         };
         self.time
             .describe(&RESOURCE, TimePart::Gpu, evidence, remedy)
@@ -81,20 +87,21 @@ mod tests {
     use crate::times::RankTimes;
     use crate::verdict::judge_ranks;
     use crate::verdict::tests::{
-        assert_bound, assert_json, bound_of, gpu_rank, remedy_of, starved_rank,
+        assert_bound_of_cases, assert_verdict_json, json_bound_of, rank_waiting_for_gpu,
+        rank_waiting_for_loaders, remedy_of_verdict,
     };
 
     #[test]
     fn long_waits_for_the_gpu_bound_a_job() {
-        assert_bound(
+        assert_bound_of_cases(
             "gpu",
             &[
-                ("waits for its GPU", gpu_rank()),
+                ("waits for its GPU", rank_waiting_for_gpu()),
                 (
                     "waits for loaders that rest, and longer for the GPU",
                     RankTimes {
-                        loader_busy: Some(0.3),
-                        ..starved_rank()
+                        max_loader_busy_share: Some(0.3),
+                        ..rank_waiting_for_loaders()
                     },
                 ),
                 (
@@ -102,15 +109,15 @@ mod tests {
                     RankTimes {
                         gpu_waits: 10.0,
                         launching: 70.0,
-                        cpu: 90.0,
-                        ..gpu_rank()
+                        training_cpu: 90.0,
+                        ..rank_waiting_for_gpu()
                     },
                 ),
                 (
                     "spins while it waits",
                     RankTimes {
-                        cpu: 99.0,
-                        ..gpu_rank()
+                        training_cpu: 99.0,
+                        ..rank_waiting_for_gpu()
                     },
                 ),
             ],
@@ -119,18 +126,18 @@ mod tests {
 
     #[test]
     fn waits_for_the_gpu_and_for_collectives_count_once() {
-        let parts = RankTimeParts::new(&gpu_rank());
+        let parts = RankTimeParts::new(&rank_waiting_for_gpu());
         assert_eq!(parts.seconds_in(TimePart::Gpu), 72.0);
         assert_eq!(parts.seconds_in(TimePart::Communication), 8.0);
         let overlaps = RankTimes {
             communication: 0.0,
             peer_waits: 0.0,
             until_sync: 70.0,
-            ..gpu_rank()
+            ..rank_waiting_for_gpu()
         };
         let verdict = judge_ranks(&[overlaps; 2]);
-        assert_eq!(bound_of(&verdict), "gpu");
-        assert!(remedy_of(&verdict).contains("fewer bytes"));
+        assert_eq!(json_bound_of(&verdict), "gpu");
+        assert!(remedy_of_verdict(&verdict).contains("fewer bytes"));
         assert!(
             verdict.describe().evidence.contains("may be collectives"),
             "{}",
@@ -142,16 +149,16 @@ mod tests {
     fn a_gpu_that_is_never_idle_bounds_the_job() {
         let works = RankTimes {
             gpu_waits: 5.0,
-            cpu: 100.0,
-            ..gpu_rank()
+            training_cpu: 100.0,
+            ..rank_waiting_for_gpu()
         };
-        assert_eq!(bound_of(&judge_ranks(&[works])), "host");
+        assert_eq!(json_bound_of(&judge_ranks(&[works])), "host");
         let is_ahead = RankTimes {
             gpu_busy: Some(97.0),
             ..works
         };
         let verdict = judge_ranks(&[is_ahead]);
-        assert_eq!(bound_of(&verdict), "gpu");
+        assert_eq!(json_bound_of(&verdict), "gpu");
         assert!(
             verdict.describe().evidence.contains("NVML"),
             "{}",
@@ -161,22 +168,25 @@ mod tests {
             gpu_busy: Some(70.0),
             ..works
         };
-        assert_eq!(bound_of(&judge_ranks(&[has_gaps])), "host");
+        assert_eq!(json_bound_of(&judge_ranks(&[has_gaps])), "host");
         // It waits for the GPU for longer than the GPU is idle.
         let waits = RankTimes {
             gpu_waits: 40.0,
             ..has_gaps
         };
-        assert_eq!(bound_of(&judge_ranks(&[waits])), "gpu");
+        assert_eq!(json_bound_of(&judge_ranks(&[waits])), "gpu");
         let waits_less = RankTimes {
             gpu_waits: 20.0,
             ..has_gaps
         };
-        assert_eq!(bound_of(&judge_ranks(&[waits_less])), "host");
+        assert_eq!(json_bound_of(&judge_ranks(&[waits_less])), "host");
     }
 
     #[test]
     fn the_json_keeps_its_values() {
-        assert_json(&[gpu_rank()], &json!(["gpu", "gpu", null, 0.72, 72.0]));
+        assert_verdict_json(
+            &[rank_waiting_for_gpu()],
+            &json!(["gpu", "gpu", null, 0.72, 72.0]),
+        );
     }
 }

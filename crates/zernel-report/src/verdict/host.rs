@@ -2,14 +2,14 @@
 
 use super::inference::InferenceWork;
 use super::next_step::NextStep;
-use super::resource::{MIN_MENTIONED_SHARE, Resource, ResourceTime, sum_of_part};
+use super::resource::{MIN_MENTIONED_SHARE, Resource, ResourceTime, sum_part_seconds};
 use super::{Verdict, VerdictDescription};
 use crate::times::{RankTimeParts, TimePart};
 
 pub(super) static RESOURCE: Resource = Resource {
     key: "host",
     title: "host-bound",
-    time: "host work",
+    time_name: "host work",
     parts: &[
         (TimePart::Host, "running on CPUs"),
         (
@@ -19,7 +19,7 @@ pub(super) static RESOURCE: Resource = Resource {
     ],
     remedy: host_remedy,
     // A host that launches less leaves the GPU idle for less time, and no more than that can be saved.
-    most: |rank| rank.gpu_idle.unwrap_or(f64::INFINITY),
+    max_savable_seconds: |rank| rank.gpu_idle.unwrap_or(f64::INFINITY),
     next_steps,
     verdict: host_verdict,
 };
@@ -50,8 +50,8 @@ enum GpuActivity {
 }
 
 fn host_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
-    let awaited_seconds = sum_of_part(ranks, TimePart::OtherThreads);
-    let cause = main_cause(awaited_seconds, time.seconds);
+    let awaited_seconds = sum_part_seconds(ranks, TimePart::OtherThreads);
+    let cause = largest_host_part(awaited_seconds, time.seconds);
     Verdict::Host(HostBound {
         time,
         awaited_seconds,
@@ -62,7 +62,7 @@ fn host_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
 }
 
 /// The part that takes most of the host's time.
-fn main_cause(awaited_seconds: f64, seconds: f64) -> TimePart {
+fn largest_host_part(awaited_seconds: f64, seconds: f64) -> TimePart {
     match 2.0 * awaited_seconds > seconds {
         true => TimePart::OtherThreads,
         false => TimePart::Host,
@@ -72,15 +72,15 @@ fn main_cause(awaited_seconds: f64, seconds: f64) -> TimePart {
 /// CUDA graphs launch with one call what took many, so the idle time of the GPU bounds what they save. A compiler that fuses
 /// kernels also shortens the GPU's work, so nothing measured here bounds what it saves.
 fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
-    let awaited_seconds = sum_of_part(ranks, TimePart::OtherThreads);
-    if main_cause(awaited_seconds, time.seconds) == TimePart::OtherThreads {
+    let awaited_seconds = sum_part_seconds(ranks, TimePart::OtherThreads);
+    if largest_host_part(awaited_seconds, time.seconds) == TimePart::OtherThreads {
         let what =
             "the other threads' work in a process of its own: threads of Python share one lock";
         let line = "multiprocessing.get_context(\"spawn\").Process(target=work).start()";
         let step = NextStep::with_bound(what, line, time.at_most_seconds);
         return vec![step.for_any_program()];
     }
-    if !use_gpu(ranks) {
+    if !any_rank_uses_gpu(ranks) {
         return Vec::new();
     }
     let infers = ranks.iter().all(|rank| rank.only_infers);
@@ -117,14 +117,17 @@ fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
     steps
 }
 
-fn use_gpu(ranks: &[RankTimeParts]) -> bool {
+fn any_rank_uses_gpu(ranks: &[RankTimeParts]) -> bool {
     ranks.iter().any(|rank| rank.uses_gpu)
 }
 
 fn host_remedy(cause: TimePart, ranks: &[RankTimeParts]) -> &'static str {
-    match use_gpu(ranks) {
+    match any_rank_uses_gpu(ranks) {
         _ if cause == TimePart::OtherThreads => "less work in other threads of the process",
-        true if ranks.iter().all(|rank| rank.lacks_torch) => {
+        true if ranks
+            .iter()
+            .all(|rank| rank.uses_framework_other_than_torch) =>
+        {
             "CUDA graphs, fused kernels or larger batches (less host work per kernel)"
         }
         true => "CUDA graphs, torch.compile or larger batches (less host work per kernel)",
@@ -134,8 +137,11 @@ fn host_remedy(cause: TimePart, ranks: &[RankTimeParts]) -> &'static str {
 
 impl GpuActivity {
     fn new(ranks: &[RankTimeParts]) -> Self {
-        let shares: Vec<f64> = ranks.iter().filter_map(|rank| rank.gpu_busy).collect();
-        match use_gpu(ranks) {
+        let shares: Vec<f64> = ranks
+            .iter()
+            .filter_map(|rank| rank.gpu_busy_share)
+            .collect();
+        match any_rank_uses_gpu(ranks) {
             true if shares.is_empty() => Self::NotReported,
             true => Self::Busy(shares.iter().sum::<f64>() / shares.len() as f64),
             false => Self::Unused,
@@ -157,7 +163,7 @@ impl HostBound {
             .inference
             .map_or(String::new(), InferenceWork::describe);
         let share = self.time.share_text();
-        let cause = main_cause(self.awaited_seconds, self.time.seconds);
+        let cause = largest_host_part(self.awaited_seconds, self.time.seconds);
         let awaited = self.awaited_seconds;
         let did = match awaited > MIN_MENTIONED_SHARE * self.time.seconds {
             true => format!(
@@ -176,18 +182,21 @@ mod tests {
 
     use crate::times::{RankTimes, TimePart};
     use crate::verdict::judge_ranks;
-    use crate::verdict::tests::{assert_bound, assert_json, bound_of, gpu_rank, remedy_of};
+    use crate::verdict::tests::{
+        assert_bound_of_cases, assert_verdict_json, json_bound_of, rank_waiting_for_gpu,
+        remedy_of_verdict,
+    };
 
     #[test]
     fn work_on_cpus_bounds_a_job() {
-        assert_bound(
+        assert_bound_of_cases(
             "host",
             &[(
                 "launches all the time",
                 RankTimes {
                     gpu_waits: 10.0,
-                    cpu: 90.0,
-                    ..gpu_rank()
+                    training_cpu: 90.0,
+                    ..rank_waiting_for_gpu()
                 },
             )],
         );
@@ -198,9 +207,9 @@ mod tests {
     fn waits_for_busy_threads_of_the_process_bound_a_job() {
         let starved = RankTimes {
             gpu_waits: 5.0,
-            cpu: 15.0,
+            training_cpu: 15.0,
             other_cpu: 80.0,
-            ..gpu_rank()
+            ..rank_waiting_for_gpu()
         };
         let description = judge_ranks(&[starved]).describe();
         assert_eq!(description.bound, "host");
@@ -217,34 +226,34 @@ mod tests {
         // Busy threads that no training thread waits for are no cause.
         let beside = RankTimes {
             other_cpu: 300.0,
-            ..gpu_rank()
+            ..rank_waiting_for_gpu()
         };
-        assert_eq!(bound_of(&judge_ranks(&[beside])), "gpu");
+        assert_eq!(json_bound_of(&judge_ranks(&[beside])), "gpu");
         let never_idle = RankTimes {
             gpu_busy: Some(98.0),
             ..starved
         };
-        assert_eq!(bound_of(&judge_ranks(&[never_idle])), "gpu");
+        assert_eq!(json_bound_of(&judge_ranks(&[never_idle])), "gpu");
         // Nothing ran meanwhile, so the cause of the waits is unknown.
         let asleep = RankTimes {
             other_cpu: 0.0,
             ..starved
         };
-        assert_eq!(bound_of(&judge_ranks(&[asleep])), "cannot-tell");
+        assert_eq!(json_bound_of(&judge_ranks(&[asleep])), "cannot-tell");
     }
 
     #[test]
     fn a_job_without_a_gpu_gets_no_cuda_remedy() {
         let computes = RankTimes {
             wall: 100.0,
-            cpu: 300.0,
+            training_cpu: 300.0,
             unknown: 10.0,
             ..RankTimes::default()
         };
         let verdict = judge_ranks(&[computes]);
-        assert_eq!(bound_of(&verdict), "host");
+        assert_eq!(json_bound_of(&verdict), "host");
         assert!(verdict.describe().evidence.contains("no rank used a GPU"));
-        assert!(!remedy_of(&verdict).contains("CUDA"));
+        assert!(!remedy_of_verdict(&verdict).contains("CUDA"));
     }
 
     /// However much the host works, the GPU's idle time is all that less launching can save.
@@ -252,9 +261,9 @@ mod tests {
     fn the_gain_is_at_most_the_idle_time_of_the_gpu() {
         let launching = RankTimes {
             gpu_waits: 10.0,
-            cpu: 90.0,
+            training_cpu: 90.0,
             gpu_busy: Some(87.0),
-            ..gpu_rank()
+            ..rank_waiting_for_gpu()
         };
         let description = judge_ranks(&[launching]).describe();
         assert_eq!(description.bound, "host");
@@ -278,24 +287,24 @@ mod tests {
     fn a_job_without_torch_gets_no_line_of_torch() {
         let launching = RankTimes {
             gpu_waits: 10.0,
-            cpu: 90.0,
+            training_cpu: 90.0,
             gpu_busy: Some(30.0),
-            lacks_torch: true,
-            ..gpu_rank()
+            uses_framework_other_than_torch: true,
+            ..rank_waiting_for_gpu()
         };
         let beside_torch = RankTimes {
-            lacks_torch: false,
+            uses_framework_other_than_torch: false,
             ..launching
         };
         let jax = judge_ranks(&[launching]);
-        assert_eq!(bound_of(&jax), "host");
+        assert_eq!(json_bound_of(&jax), "host");
         assert!(jax.describe().next_steps.is_empty(), "{jax:?}");
-        assert!(!remedy_of(&jax).contains("torch"));
+        assert!(!remedy_of_verdict(&jax).contains("torch"));
         let both = judge_ranks(&[launching, beside_torch]);
         assert!(!both.describe().next_steps.is_empty(), "{both:?}");
         let waiting_for_threads = RankTimes {
             gpu_waits: 5.0,
-            cpu: 15.0,
+            training_cpu: 15.0,
             other_cpu: 80.0,
             ..launching
         };
@@ -313,9 +322,9 @@ mod tests {
         let decoding = RankTimes {
             gpu_waits: 10.0,
             gpu_wait_calls: 4000.0,
-            cpu: 90.0,
+            training_cpu: 90.0,
             only_infers: true,
-            ..gpu_rank()
+            ..rank_waiting_for_gpu()
         };
         let description = judge_ranks(&[decoding]).describe();
         assert_eq!(description.bound, "host");
@@ -332,26 +341,29 @@ mod tests {
         let alone = RankTimes {
             wall: 100.0,
             unknown: 100.0,
-            cpu: 95.0,
+            training_cpu: 95.0,
             ..RankTimes::default()
         };
         let verdict = judge_ranks(&[alone]);
         assert_eq!(
-            bound_of(&verdict),
+            json_bound_of(&verdict),
             "host",
             "{}",
             verdict.describe().evidence
         );
         let waiting = RankTimes {
-            cpu: 12.0,
+            training_cpu: 12.0,
             communication: 80.0,
             peer_waits: 80.0,
             ..alone
         };
-        let asleep = RankTimes { cpu: 12.0, ..alone };
+        let asleep = RankTimes {
+            training_cpu: 12.0,
+            ..alone
+        };
         let verdict = judge_ranks(&[waiting, asleep]);
         assert_eq!(
-            bound_of(&verdict),
+            json_bound_of(&verdict),
             "straggler",
             "{}",
             verdict.describe().evidence
@@ -363,9 +375,9 @@ mod tests {
     fn the_json_keeps_its_values() {
         let launching = RankTimes {
             gpu_waits: 10.0,
-            cpu: 90.0,
-            ..gpu_rank()
+            training_cpu: 90.0,
+            ..rank_waiting_for_gpu()
         };
-        assert_json(&[launching], &json!(["host", "host", null, 0.82, 82.0]));
+        assert_verdict_json(&[launching], &json!(["host", "host", null, 0.82, 82.0]));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::inference::InferenceWork;
 use super::job::{JobTimes, TotalTime};
-use super::resource::{DOMINANT_SHARE, list_times, resources_worth_mentioning};
+use super::resource::{DOMINANT_SHARE, format_seconds_by_name, mentionable_resource_seconds};
 use super::{Verdict, VerdictDescription};
 use crate::times::{RankTimeParts, RankTimes};
 
@@ -17,7 +17,7 @@ pub(crate) enum Inconclusive {
     NotObserved,
     NoRanks,
     /// The job uses a GPU, and nothing shows machine learning.
-    NoMachineLearning(OtherWork),
+    NoMachineLearning(NonTrainingGpuWork),
     TooShort {
         longest_seconds: f64,
     },
@@ -51,23 +51,23 @@ pub(crate) enum Inconclusive {
 
 /// What a job does on a GPU if nothing shows machine learning. The figures are right for inference too.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct OtherWork {
+pub(crate) struct NonTrainingGpuWork {
     maps_torch: bool,
     /// The resources with a share worth mentioning, largest first.
     shares: Vec<(&'static str, f64)>,
     total: TotalTime,
-    between_waits: Option<InferenceWork>,
+    work_between_waits: Option<InferenceWork>,
 }
 
-impl OtherWork {
+impl NonTrainingGpuWork {
     fn new(job: &JobTimes) -> Self {
         let is_long = job.total_time.wall_seconds >= MIN_OBSERVED_SECONDS;
-        let shares = is_long.then(|| resources_worth_mentioning(job, None));
+        let shares = is_long.then(|| mentionable_resource_seconds(job, None));
         Self {
             maps_torch: job.ranks.iter().any(|rank| rank.maps_torch),
             shares: shares.unwrap_or_default(),
             total: job.total_time,
-            between_waits: InferenceWork::new(&job.parts),
+            work_between_waits: InferenceWork::new(&job.parts),
         }
     }
 
@@ -79,10 +79,10 @@ impl OtherWork {
         let wall = self.total.wall_seconds;
         let shares = match self.shares.is_empty() {
             true => String::new(),
-            false => format!("; of {wall:.1} s: {}", list_times(&self.shares)),
+            false => format!("; of {wall:.1} s: {}", format_seconds_by_name(&self.shares)),
         };
-        let between = self.between_waits;
-        let figures = between.map_or(String::new(), |work| format!("; {}", work.figures()));
+        let between = self.work_between_waits;
+        let figures = between.map_or(String::new(), |work| format!("; {}", work.figures_text()));
         format!(
             "the job uses a GPU, but nothing shows machine learning: {lacks} was \
              observed{shares}{figures}"
@@ -96,13 +96,13 @@ impl OtherWork {
 /// - They compiled for most of their time, or made only a few steps after a long warm-up.
 /// - They ran for less than [`MIN_OBSERVED_SECONDS`].
 /// - More than [`MAX_UNKNOWN_SHARE`] of their time is unknown or was not observed.
-pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
+pub(super) fn judge_too_little_evidence(job: &JobTimes) -> Option<Verdict> {
     if job.ranks.is_empty() {
         return Some(Verdict::CannotTell(Inconclusive::NoRanks));
     }
-    if job.ranks.iter().all(|rank| rank.uses_gpu_for_other_work) {
+    if job.ranks.iter().all(|rank| rank.uses_gpu_without_ml) {
         return Some(Verdict::CannotTell(Inconclusive::NoMachineLearning(
-            OtherWork::new(job),
+            NonTrainingGpuWork::new(job),
         )));
     }
     let total = job.total_time;
@@ -114,7 +114,7 @@ pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
             total,
         }));
     }
-    let walls = job.ranks.iter().map(RankTimes::counted_wall);
+    let walls = job.ranks.iter().map(RankTimes::wall_without_compiling);
     let longest_seconds = walls.fold(0.0, f64::max);
     if longest_seconds < MIN_OBSERVED_SECONDS {
         let reason = Inconclusive::TooShort { longest_seconds };
@@ -146,9 +146,9 @@ pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
 }
 
 /// The verdict if no rule applies.
-pub(super) fn nothing_dominates(job: &JobTimes) -> Verdict {
+pub(super) fn no_dominant_resource_verdict(job: &JobTimes) -> Verdict {
     Verdict::CannotTell(Inconclusive::NothingDominates {
-        shares: resources_worth_mentioning(job, None),
+        shares: mentionable_resource_seconds(job, None),
         total: job.total_time,
     })
 }
@@ -212,7 +212,7 @@ impl Inconclusive {
                 "no resource took {:.0} % of {:.1} s: {}{}",
                 100.0 * DOMINANT_SHARE,
                 total.wall_seconds,
-                list_times(shares),
+                format_seconds_by_name(shares),
                 total.warm_up_text()
             ),
         }
@@ -225,25 +225,27 @@ mod tests {
 
     use serde_json::json;
     use zernel_model::snapshot::ProcessSnapshot;
-    use zernel_phase::steps::{Mark, Step};
+    use zernel_phase::steps::{Step, StepMark};
 
     use crate::record::ProcessRecord;
     use crate::report::{Observation, Report};
     use crate::times::RankTimes;
-    use crate::verdict::tests::{assert_bound, assert_json, bound_of, gpu_rank};
+    use crate::verdict::tests::{
+        assert_bound_of_cases, assert_verdict_json, json_bound_of, rank_waiting_for_gpu,
+    };
     use crate::verdict::{VerdictDescription, judge_ranks};
 
     #[test]
     fn little_or_mixed_evidence_gives_no_cause() {
-        assert_bound(
+        assert_bound_of_cases(
             "cannot-tell",
             &[
                 (
                     "sleeps for an unknown reason",
                     RankTimes {
                         gpu_waits: 10.0,
-                        cpu: 10.0,
-                        ..gpu_rank()
+                        training_cpu: 10.0,
+                        ..rank_waiting_for_gpu()
                     },
                 ),
                 (
@@ -251,8 +253,8 @@ mod tests {
                     RankTimes {
                         unknown: 90.0,
                         gpu_waits: 8.0,
-                        cpu: 90.0,
-                        ..gpu_rank()
+                        training_cpu: 90.0,
+                        ..rank_waiting_for_gpu()
                     },
                 ),
                 (
@@ -264,11 +266,11 @@ mod tests {
                         data_waits: 20.0,
                         data_prepare: 20.0,
                         data_fetch: 0.0,
-                        data_sched: 0.0,
-                        loader_busy: None,
+                        data_cpu_delay: 0.0,
+                        max_loader_busy_share: None,
                         run_delay: 15.0,
-                        cpu: 25.0,
-                        ..gpu_rank()
+                        training_cpu: 25.0,
+                        ..rank_waiting_for_gpu()
                     },
                 ),
                 (
@@ -276,7 +278,7 @@ mod tests {
                     RankTimes {
                         wall: 0.3,
                         gpu_waits: 0.3,
-                        ..gpu_rank()
+                        ..rank_waiting_for_gpu()
                     },
                 ),
             ],
@@ -286,7 +288,7 @@ mod tests {
     #[test]
     fn processes_that_do_not_train_have_no_verdict() {
         let verdict = judge_ranks(&[]);
-        assert_eq!(bound_of(&verdict), "cannot-tell");
+        assert_eq!(json_bound_of(&verdict), "cannot-tell");
         assert!(
             verdict
                 .describe()
@@ -297,10 +299,10 @@ mod tests {
         let idle = RankTimes {
             wall: 60.0,
             unknown: 60.0,
-            cpu: 0.1,
+            training_cpu: 0.1,
             ..RankTimes::default()
         };
-        assert_eq!(bound_of(&judge_ranks(&[idle])), "cannot-tell");
+        assert_eq!(json_bound_of(&judge_ranks(&[idle])), "cannot-tell");
     }
 
     /// A simulation launches and waits as training does.
@@ -308,11 +310,11 @@ mod tests {
     fn other_work_on_a_gpu_has_no_verdict() {
         let simulation = RankTimes {
             only_infers: true,
-            uses_gpu_for_other_work: true,
-            ..gpu_rank()
+            uses_gpu_without_ml: true,
+            ..rank_waiting_for_gpu()
         };
         let verdict = judge_ranks(&[simulation]);
-        assert_eq!(bound_of(&verdict), "cannot-tell");
+        assert_eq!(json_bound_of(&verdict), "cannot-tell");
         let evidence = verdict.describe().evidence;
         assert!(evidence.contains("no framework is mapped"), "{evidence}");
         let uses_torch = RankTimes {
@@ -328,7 +330,10 @@ mod tests {
         ] {
             assert!(evidence.contains(part), "{evidence}");
         }
-        assert_eq!(bound_of(&judge_ranks(&[simulation, gpu_rank()])), "gpu");
+        assert_eq!(
+            json_bound_of(&judge_ranks(&[simulation, rank_waiting_for_gpu()])),
+            "gpu"
+        );
     }
 
     /// Waits that were seen while probes were attached say nothing of the time without them.
@@ -337,14 +342,14 @@ mod tests {
         let waits = RankTimes {
             data_waits: 100.0,
             data_prepare: 100.0,
-            ..gpu_rank()
+            ..rank_waiting_for_gpu()
         };
         let paused = RankTimes {
             not_observed: 94.0,
             ..waits
         };
         let verdict = judge_ranks(&[paused]);
-        assert_eq!(bound_of(&verdict), "cannot-tell");
+        assert_eq!(json_bound_of(&verdict), "cannot-tell");
         let evidence = verdict.describe().evidence;
         assert!(evidence.contains("not observed for 94.0 s"), "{evidence}");
         let mostly_observed = RankTimes {
@@ -352,7 +357,7 @@ mod tests {
             ..waits
         };
         let verdict = judge_ranks(&[mostly_observed]);
-        assert_eq!(bound_of(&verdict), "input");
+        assert_eq!(json_bound_of(&verdict), "input");
         assert_eq!(verdict.describe().at_most_seconds, Some(80.0));
     }
 
@@ -376,7 +381,7 @@ mod tests {
             ..ProcessSnapshot::default()
         };
         process.probes.cuda_trace.launches = 1000;
-        process.steps.boundary = Some(Mark::Optimizer);
+        process.steps.boundary = Some(StepMark::Optimizer);
         let mut record = ProcessRecord::for_new_process(&process, 0);
         for part in run {
             let (count, seconds, copies, waits) = match *part {
@@ -460,11 +465,11 @@ mod tests {
     #[test]
     fn a_job_that_compiles_has_no_verdict_yet() {
         let compiling = RankTimes {
-            cpu: 90.0,
+            training_cpu: 90.0,
             gpu_waits: 5.0,
             warm_up: 130.0,
             has_few_steps_after_warm_up: true,
-            ..gpu_rank()
+            ..rank_waiting_for_gpu()
         };
         let description = judge_ranks(&[compiling]).describe();
         assert_eq!(description.bound, "cannot-tell");
@@ -478,7 +483,7 @@ mod tests {
             wall: 100.0,
             compile: 80.0,
             unknown: 80.0,
-            cpu: 98.0,
+            training_cpu: 98.0,
             launches: 1.0,
             ..RankTimes::default()
         };
@@ -496,7 +501,7 @@ mod tests {
     fn a_job_that_compiled_for_a_while_has_the_verdict_of_the_rest() {
         let rest = RankTimes {
             gpu_busy: Some(90.0),
-            ..gpu_rank()
+            ..rank_waiting_for_gpu()
         };
         let compiled = RankTimes {
             wall: rest.wall + 50.0,
@@ -506,11 +511,11 @@ mod tests {
         };
         let (compiled, rest) = (judge_ranks(&[compiled]), judge_ranks(&[rest]));
         assert_eq!(compiled.describe(), rest.describe());
-        assert_eq!(bound_of(&rest), "gpu");
+        assert_eq!(json_bound_of(&rest), "gpu");
     }
 
     #[test]
     fn the_json_keeps_its_values() {
-        assert_json(&[], &json!(["cannot-tell", null, null, null, null]));
+        assert_verdict_json(&[], &json!(["cannot-tell", null, null, null, null]));
     }
 }

@@ -23,11 +23,11 @@ impl InferenceWork {
 
     /// The end of a sentence of evidence.
     pub(super) fn describe(self) -> String {
-        format!("; nothing shows training: {}", self.figures())
+        format!("; nothing shows training: {}", self.figures_text())
     }
 
     /// What the job does between two waits.
-    pub(super) fn figures(self) -> String {
+    pub(super) fn figures_text(self) -> String {
         format!(
             "{:.0} launches and {:.1} ms of host work per wait for the GPU",
             self.launches_per_wait,

@@ -2,7 +2,7 @@
 
 use super::job::{BOUNDING_WAIT_SHARE, JobTimes};
 use super::next_step::NextStep;
-use super::resource::{Resource, ResourceTime, sum_of_part};
+use super::resource::{Resource, ResourceTime, sum_part_seconds};
 use super::{Verdict, VerdictDescription, cpu_limit, cpu_scheduler};
 use crate::times::{RankTimeParts, TimePart};
 
@@ -12,7 +12,7 @@ const SATURATED_BUSY_SHARE: f64 = 0.75;
 pub(super) static RESOURCE: Resource = Resource {
     key: "input",
     title: "input-bound",
-    time: "waits for data",
+    time_name: "waits for data",
     parts: &[
         (TimePart::Prepare, "waiting while loaders prepared data"),
         (TimePart::Fetch, "waiting while loaders fetched data"),
@@ -22,7 +22,7 @@ pub(super) static RESOURCE: Resource = Resource {
         ),
     ],
     remedy: input_remedy,
-    most: |_| f64::INFINITY,
+    max_savable_seconds: |_| f64::INFINITY,
     next_steps,
     verdict: input_verdict,
 };
@@ -44,31 +44,31 @@ pub(crate) struct InputBound {
 
 /// Rule: the loaders never rest, and the ranks wait for them for [`BOUNDING_WAIT_SHARE`] of the time. Loaders work in parallel to the
 /// steps, so a faster step does not make such a job faster. The loaders may lack CPUs; then the CPU scheduler bounds it.
-pub(super) fn loaders_are_saturated(job: &JobTimes) -> Option<Verdict> {
+pub(super) fn judge_saturated_loaders(job: &JobTimes) -> Option<Verdict> {
     let mut ranks = job.ranks.iter();
-    let never_rest = ranks.all(|rank| rank.loader_busy >= Some(SATURATED_BUSY_SHARE));
-    let parts = &job.parts_with_explained_waits;
-    let delays: f64 = parts.iter().map(|rank| rank.data_delay).sum();
-    let data_waits = RESOURCE.seconds_of_ranks(parts);
+    let never_rest = ranks.all(|rank| rank.max_loader_busy_share >= Some(SATURATED_BUSY_SHARE));
+    let parts = &job.parts_with_waits_reassigned;
+    let delays: f64 = parts.iter().map(|rank| rank.loader_cpu_delay).sum();
+    let data_waits = RESOURCE.total_seconds_of_ranks(parts);
     if !never_rest || data_waits + delays < BOUNDING_WAIT_SHARE * job.total_time.wall_seconds {
         return None;
     }
     let resources = [&RESOURCE, &cpu_scheduler::RESOURCE, &cpu_limit::RESOURCE];
     let by_time = |a: &&&Resource, b: &&&Resource| {
-        a.seconds_of_ranks(parts)
-            .total_cmp(&b.seconds_of_ranks(parts))
+        a.total_seconds_of_ranks(parts)
+            .total_cmp(&b.total_seconds_of_ranks(parts))
     };
     let resource = resources.iter().max_by(by_time)?;
-    Some(resource.bounding_verdict(job))
+    Some(resource.verdict_of_resource(job))
 }
 
 /// More loaders help if there are CPUs for them, or if they need none. Without loaders, the first ones help most.
 fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
     const MORE_WORKERS_LINE: &str = "DataLoader(dataset, num_workers=N, persistent_workers=True)";
     let most = time.at_most_seconds;
-    let prepare = sum_of_part(ranks, TimePart::Prepare);
-    let fetch = sum_of_part(ranks, TimePart::Fetch);
-    let other = sum_of_part(ranks, TimePart::OtherData);
+    let prepare = sum_part_seconds(ranks, TimePart::Prepare);
+    let fetch = sum_part_seconds(ranks, TimePart::Fetch);
+    let other = sum_part_seconds(ranks, TimePart::OtherData);
     let fill_cpus = ranks.iter().all(|rank| rank.loaders_fill_cpus);
     let have_loaders = ranks.iter().any(|rank| rank.loaders > 0.0);
     let mut steps = Vec::new();
@@ -90,9 +90,9 @@ fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
 }
 
 fn input_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
-    let prepare = sum_of_part(ranks, TimePart::Prepare);
-    let fetch = sum_of_part(ranks, TimePart::Fetch);
-    let other = sum_of_part(ranks, TimePart::OtherData);
+    let prepare = sum_part_seconds(ranks, TimePart::Prepare);
+    let fetch = sum_part_seconds(ranks, TimePart::Fetch);
+    let other = sum_part_seconds(ranks, TimePart::OtherData);
     let (part, most) = match fetch >= prepare {
         true => (TimePart::Fetch, fetch),
         false => (TimePart::Prepare, prepare),
@@ -150,23 +150,24 @@ mod tests {
     use crate::times::RankTimes;
     use crate::verdict::judge_ranks;
     use crate::verdict::tests::{
-        assert_bound, assert_json, bound_of, gpu_rank, remedy_of, starved_rank,
+        assert_bound_of_cases, assert_verdict_json, json_bound_of, rank_waiting_for_gpu,
+        rank_waiting_for_loaders, remedy_of_verdict,
     };
 
     #[test]
     fn waits_for_busy_loaders_or_long_waits_for_data_bound_a_job() {
-        assert_bound(
+        assert_bound_of_cases(
             "input",
             &[
-                ("waits for saturated loaders", starved_rank()),
+                ("waits for saturated loaders", rank_waiting_for_loaders()),
                 (
                     "loads data itself most of the time",
                     RankTimes {
                         data_waits: 60.0,
                         data_prepare: 50.0,
                         gpu_waits: 30.0,
-                        loader_busy: None,
-                        ..gpu_rank()
+                        max_loader_busy_share: None,
+                        ..rank_waiting_for_gpu()
                     },
                 ),
             ],
@@ -175,8 +176,8 @@ mod tests {
 
     #[test]
     fn the_gain_is_at_most_the_time_of_the_worst_rank() {
-        let verdict = judge_ranks(&[starved_rank(), starved_rank()]);
-        assert_eq!(bound_of(&verdict), "input");
+        let verdict = judge_ranks(&[rank_waiting_for_loaders(), rank_waiting_for_loaders()]);
+        assert_eq!(json_bound_of(&verdict), "input");
         assert_eq!(verdict.describe().at_most_seconds, Some(29.5));
         assert_eq!(verdict.describe().share, Some(0.295));
     }
@@ -185,11 +186,11 @@ mod tests {
     fn more_loaders_are_a_remedy_only_if_cpus_are_free() {
         let full = RankTimes {
             loaders_fill_cpus: true,
-            ..starved_rank()
+            ..rank_waiting_for_loaders()
         };
-        let helps = |ranks: &[RankTimes]| remedy_of(&judge_ranks(ranks));
-        assert!(helps(&[starved_rank()]).contains("more loaders"));
-        assert!(helps(&[full, starved_rank()]).contains("more loaders"));
+        let helps = |ranks: &[RankTimes]| remedy_of_verdict(&judge_ranks(ranks));
+        assert!(helps(&[rank_waiting_for_loaders()]).contains("more loaders"));
+        assert!(helps(&[full, rank_waiting_for_loaders()]).contains("more loaders"));
         let advice = helps(&[full, full]);
         assert!(!advice.contains("more loaders"), "{advice}");
         assert!(advice.contains("as many loaders as CPUs"), "{advice}");
@@ -197,8 +198,8 @@ mod tests {
 
     #[test]
     fn the_json_keeps_its_values() {
-        assert_json(
-            &[starved_rank()],
+        assert_verdict_json(
+            &[rank_waiting_for_loaders()],
             &json!(["input", "prepare", null, 0.295, 29.5]),
         );
     }

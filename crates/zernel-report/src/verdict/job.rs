@@ -14,20 +14,20 @@ pub(super) struct JobTimes<'a> {
     /// The parts of each rank's time.
     pub(super) parts: Vec<RankTimeParts>,
     /// Like `parts`, but the time that peers wait for the slowest rank is moved to the part that makes that rank slow.
-    pub(super) parts_with_explained_waits: Vec<RankTimeParts>,
+    pub(super) parts_with_waits_reassigned: Vec<RankTimeParts>,
 }
 
 impl<'a> JobTimes<'a> {
     pub(super) fn new(ranks: &'a [RankTimes]) -> Self {
         let parts: Vec<RankTimeParts> = ranks.iter().map(RankTimeParts::new).collect();
         let slowest = find_slowest_rank(ranks);
-        let mut parts_with_explained_waits = parts.clone();
+        let mut parts_with_waits_reassigned = parts.clone();
         if let Some(slowest) = slowest {
-            charge_waits_for_slowest(&mut parts_with_explained_waits, slowest);
+            reassign_waits_for_slowest(&mut parts_with_waits_reassigned, slowest);
         }
         let total = TotalTime {
             ranks: ranks.len(),
-            wall_seconds: ranks.iter().map(RankTimes::counted_wall).sum(),
+            wall_seconds: ranks.iter().map(RankTimes::wall_without_compiling).sum(),
             warm_up_seconds: ranks.iter().map(|rank| rank.warm_up).sum(),
         };
         Self {
@@ -35,13 +35,13 @@ impl<'a> JobTimes<'a> {
             total_time: total,
             slowest,
             parts,
-            parts_with_explained_waits,
+            parts_with_waits_reassigned,
         }
     }
 }
 
 /// Counts waits for the slowest rank as the part that makes it slow.
-fn charge_waits_for_slowest(parts: &mut [RankTimeParts], slowest: SlowestRank) {
+fn reassign_waits_for_slowest(parts: &mut [RankTimeParts], slowest: SlowestRank) {
     let Some(reason) = slowest.reason else { return };
     let least = parts[slowest.index].seconds_in(TimePart::Communication);
     for rank in parts {

@@ -80,10 +80,10 @@ type VerdictRule = fn(&JobTimes) -> Option<Verdict>;
 
 /// The rules. The first rule that applies gives the verdict.
 const RULES: &[VerdictRule] = &[
-    inconclusive::too_little_evidence,
-    straggler::one_rank_is_slow,
-    input::loaders_are_saturated,
-    resource::one_resource_dominates,
+    inconclusive::judge_too_little_evidence,
+    straggler::judge_straggler,
+    input::judge_saturated_loaders,
+    resource::judge_dominant_resource,
 ];
 
 /// The resources. If several take the same time, the first in this list counts as the largest.
@@ -100,7 +100,7 @@ static RESOURCES: &[&Resource] = &[
 pub(crate) fn judge_ranks(ranks: &[RankTimes]) -> Verdict {
     let job = JobTimes::new(ranks);
     let verdict = RULES.iter().find_map(|rule| rule(&job));
-    verdict.unwrap_or_else(|| inconclusive::nothing_dominates(&job))
+    verdict.unwrap_or_else(|| inconclusive::no_dominant_resource_verdict(&job))
 }
 
 /// What the report shows of a verdict. The JSON form has the same keys for every verdict, `null` where one has no such

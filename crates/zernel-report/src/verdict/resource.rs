@@ -19,13 +19,13 @@ pub(super) struct Resource {
     /// Title of the verdict.
     pub(super) title: &'static str,
     /// Name of its time in a list.
-    pub(super) time: &'static str,
+    pub(super) time_name: &'static str,
     /// The parts of a rank's time that it takes, with the end of the sentence "it spent 1 s more".
     pub(super) parts: &'static [(TimePart, &'static str)],
     /// What makes a part of these ranks' time shorter.
     pub(super) remedy: fn(TimePart, &[RankTimeParts]) -> &'static str,
     /// Upper limit of the seconds that a rank can save, besides the time that the resource takes; infinite for no limit.
-    pub(super) most: fn(&RankTimeParts) -> f64,
+    pub(super) max_savable_seconds: fn(&RankTimeParts) -> f64,
     /// Things to try, from the parts of the ranks.
     pub(super) next_steps: fn(&ResourceTime, &[RankTimeParts]) -> Vec<NextStep>,
     /// The verdict that the resource bounds a job, from the parts of its ranks.
@@ -34,44 +34,47 @@ pub(super) struct Resource {
 
 impl Resource {
     /// The resource that takes a part.
-    pub(super) fn taking_part(part: TimePart) -> Option<&'static Self> {
+    pub(super) fn resource_of_part(part: TimePart) -> Option<&'static Self> {
         let mut resources = RESOURCES.iter().copied();
-        resources.find(|resource| resource.takes_part(part))
+        resources.find(|resource| resource.includes_part(part))
     }
 
     /// The end of the sentence "it spent 1 s more" for a part.
-    pub(super) fn excess_text(part: TimePart) -> Option<&'static str> {
-        let mut parts = Self::taking_part(part)?.parts.iter();
+    pub(super) fn excess_activity_text(part: TimePart) -> Option<&'static str> {
+        let mut parts = Self::resource_of_part(part)?.parts.iter();
         let (_, text) = parts.find(|(own, _)| *own == part)?;
         Some(text)
     }
 
-    pub(super) fn takes_part(&self, part: TimePart) -> bool {
+    pub(super) fn includes_part(&self, part: TimePart) -> bool {
         self.parts.iter().any(|(own, _)| *own == part)
     }
 
     /// Seconds of all ranks that it takes.
-    pub(super) fn seconds_of_ranks(&self, ranks: &[RankTimeParts]) -> f64 {
+    pub(super) fn total_seconds_of_ranks(&self, ranks: &[RankTimeParts]) -> f64 {
         let parts = self.parts.iter();
-        parts.map(|(part, _)| sum_of_part(ranks, *part)).sum()
+        parts.map(|(part, _)| sum_part_seconds(ranks, *part)).sum()
     }
 
     /// The verdict that this resource bounds the job, with the possible gain and the next steps.
-    pub(super) fn bounding_verdict(&self, job: &JobTimes) -> Verdict {
-        let ranks = &job.parts_with_explained_waits;
+    pub(super) fn verdict_of_resource(&self, job: &JobTimes) -> Verdict {
+        let ranks = &job.parts_with_waits_reassigned;
         let of_rank = |rank: &RankTimeParts| {
-            self.seconds_of_ranks(slice::from_ref(rank))
-                .min((self.most)(rank))
+            self.total_seconds_of_ranks(slice::from_ref(rank))
+                .min((self.max_savable_seconds)(rank))
         };
         let mut time = ResourceTime {
-            seconds: self.seconds_of_ranks(ranks),
+            seconds: self.total_seconds_of_ranks(ranks),
             total: job.total_time,
-            others: resources_worth_mentioning(job, Some(self)),
+            other_resources: mentionable_resource_seconds(job, Some(self)),
             at_most_seconds: ranks.iter().map(of_rank).fold(0.0, f64::max),
             next_steps: Vec::new(),
         };
         time.next_steps = (self.next_steps)(&time, ranks);
-        if ranks.iter().all(|rank| rank.lacks_torch) {
+        if ranks
+            .iter()
+            .all(|rank| rank.uses_framework_other_than_torch)
+        {
             time.next_steps.retain(|step| !step.needs_torch);
         }
         time.next_steps.truncate(MAX_NEXT_STEPS);
@@ -80,21 +83,22 @@ impl Resource {
 }
 
 /// Seconds of all ranks in a part.
-pub(super) fn sum_of_part(ranks: &[RankTimeParts], part: TimePart) -> f64 {
+pub(super) fn sum_part_seconds(ranks: &[RankTimeParts], part: TimePart) -> f64 {
     ranks.iter().map(|rank| rank.seconds_in(part)).sum()
 }
 
 /// Rule: one resource takes [`DOMINANT_SHARE`] of the time. The parts follow one another, so the time of each is what it can
 /// save.
-pub(super) fn one_resource_dominates(job: &JobTimes) -> Option<Verdict> {
+pub(super) fn judge_dominant_resource(job: &JobTimes) -> Option<Verdict> {
     let (resource, seconds) = resources_by_seconds(job)[0];
     (seconds >= DOMINANT_SHARE * job.total_time.wall_seconds)
-        .then(|| resource.bounding_verdict(job))
+        .then(|| resource.verdict_of_resource(job))
 }
 
 /// The resources with their seconds, largest first.
 fn resources_by_seconds(job: &JobTimes) -> Vec<(&'static Resource, f64)> {
-    let seconds = |resource: &Resource| resource.seconds_of_ranks(&job.parts_with_explained_waits);
+    let seconds =
+        |resource: &Resource| resource.total_seconds_of_ranks(&job.parts_with_waits_reassigned);
     let resources = RESOURCES.iter().copied();
     let mut resources: Vec<_> = resources.map(|each| (each, seconds(each))).collect();
     resources.sort_by(|(_, a), (_, b)| b.total_cmp(a));
@@ -102,7 +106,7 @@ fn resources_by_seconds(job: &JobTimes) -> Vec<(&'static Resource, f64)> {
 }
 
 /// Names and seconds of the resources with a share worth mentioning, largest first, without `except`.
-pub(super) fn resources_worth_mentioning(
+pub(super) fn mentionable_resource_seconds(
     job: &JobTimes,
     except: Option<&Resource>,
 ) -> Vec<(&'static str, f64)> {
@@ -112,12 +116,12 @@ pub(super) fn resources_worth_mentioning(
             let is_excepted = except.is_some_and(|except| except.key == resource.key);
             *seconds >= MIN_MENTIONED_SHARE * job.total_time.wall_seconds && !is_excepted
         });
-    let named = others.map(|(resource, seconds)| (resource.time, seconds));
+    let named = others.map(|(resource, seconds)| (resource.time_name, seconds));
     named.collect()
 }
 
 /// Names and seconds as a list.
-pub(super) fn list_times(times: &[(&str, f64)]) -> String {
+pub(super) fn format_seconds_by_name(times: &[(&str, f64)]) -> String {
     let texts = times
         .iter()
         .map(|(name, seconds)| format!("{name} {seconds:.1} s"));
@@ -130,7 +134,7 @@ pub(crate) struct ResourceTime {
     pub(super) seconds: f64,
     pub(super) total: TotalTime,
     /// The other resources with a share worth mentioning, largest first.
-    pub(super) others: Vec<(&'static str, f64)>,
+    pub(super) other_resources: Vec<(&'static str, f64)>,
     /// By how much the job can get shorter at most: the largest time of one rank.
     pub(super) at_most_seconds: f64,
     pub(super) next_steps: Vec<NextStep>,
@@ -150,9 +154,9 @@ impl ResourceTime {
         evidence: String,
         helps: &'static str,
     ) -> VerdictDescription {
-        let others = match self.others.is_empty() {
+        let others = match self.other_resources.is_empty() {
             true => String::new(),
-            false => format!("; also {}", list_times(&self.others)),
+            false => format!("; also {}", format_seconds_by_name(&self.other_resources)),
         };
         VerdictDescription {
             title: resource.title,
@@ -179,7 +183,7 @@ mod tests {
         for part in TimePart::ALL {
             let takes = RESOURCES
                 .iter()
-                .filter(|resource| resource.takes_part(part));
+                .filter(|resource| resource.includes_part(part));
             assert_eq!(takes.count(), 1, "{part:?}");
         }
     }
@@ -189,7 +193,7 @@ mod tests {
         for name in [
             |resource: &Resource| resource.key,
             |resource: &Resource| resource.title,
-            |resource: &Resource| resource.time,
+            |resource: &Resource| resource.time_name,
         ] {
             let names: BTreeSet<&str> = RESOURCES.iter().map(|each| name(each)).collect();
             assert_eq!(names.len(), RESOURCES.len(), "{names:?}");

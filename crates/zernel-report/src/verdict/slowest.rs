@@ -21,16 +21,16 @@ pub(crate) struct SlowestRank {
     pub(crate) more_seconds: f64,
     /// Whether the slowest rank compiled for most of these seconds. Compiling is no [`TimePart`].
     #[serde(skip)]
-    pub(crate) compiled_more: bool,
+    pub(crate) is_excess_mostly_compiling: bool,
 }
 
 impl SlowestRank {
     /// What the rank spent more time in than its peers: the end of the sentence "it spent 1 s more".
-    pub(crate) fn excess_text(&self) -> &'static str {
+    pub(crate) fn excess_activity_text(&self) -> &'static str {
         match self.reason {
-            None if self.compiled_more => "compiling",
+            None if self.is_excess_mostly_compiling => "compiling",
             reason => reason
-                .and_then(Resource::excess_text)
+                .and_then(Resource::excess_activity_text)
                 .unwrap_or("blocked for an unknown reason"),
         }
     }
@@ -48,20 +48,20 @@ pub(crate) fn find_slowest_rank(ranks: &[RankTimes]) -> Option<SlowestRank> {
     if seconds <= 0.0 || seconds < MIN_SHORTER_WAIT_SHARE * ranks[longest_index].wall {
         return None;
     }
-    let (reason, more_seconds) = largest_excess(ranks, index)?;
-    let peers = all_ranks_except(ranks, index).map(|peer| peer.compile);
+    let (reason, more_seconds) = part_with_largest_excess(ranks, index)?;
+    let peers = peers_of_rank(ranks, index).map(|peer| peer.compile);
     let more_compile = ranks[index].compile - peers.sum::<f64>() / (ranks.len() - 1) as f64;
     Some(SlowestRank {
         index,
         seconds,
         reason: reason.filter(|_| more_seconds > 0.0),
         more_seconds: more_seconds.max(0.0),
-        compiled_more: more_compile > more_seconds / 2.0,
+        is_excess_mostly_compiling: more_compile > more_seconds / 2.0,
     })
 }
 
 /// The part that a rank spent most time in beyond the mean of its peers, and how much. `None` as a part is unknown time.
-fn largest_excess(ranks: &[RankTimes], index: usize) -> Option<(Option<TimePart>, f64)> {
+fn part_with_largest_excess(ranks: &[RankTimes], index: usize) -> Option<(Option<TimePart>, f64)> {
     let split: Vec<(&RankTimes, RankTimeParts)> = ranks
         .iter()
         .map(|rank| (rank, RankTimeParts::new(rank)))
@@ -71,7 +71,7 @@ fn largest_excess(ranks: &[RankTimes], index: usize) -> Option<(Option<TimePart>
         None => rank.wall - parts.total_seconds(),
     };
     let excess = |part: Option<TimePart>| {
-        let peers = all_ranks_except(&split, index).map(|peer| spent(part, peer));
+        let peers = peers_of_rank(&split, index).map(|peer| spent(part, peer));
         spent(part, &split[index]) - peers.sum::<f64>() / (ranks.len() - 1) as f64
     };
     let parts = TimePart::ALL
@@ -83,7 +83,7 @@ fn largest_excess(ranks: &[RankTimes], index: usize) -> Option<(Option<TimePart>
 }
 
 /// All ranks except one.
-pub(super) fn all_ranks_except<T>(ranks: &[T], except: usize) -> impl Iterator<Item = &T> {
+pub(super) fn peers_of_rank<T>(ranks: &[T], except: usize) -> impl Iterator<Item = &T> {
     let ranks = ranks.iter().enumerate();
     ranks.filter_map(move |(index, rank)| (index != except).then_some(rank))
 }
@@ -92,7 +92,7 @@ pub(super) fn all_ranks_except<T>(ranks: &[T], except: usize) -> impl Iterator<I
 mod tests {
     use super::*;
     use crate::verdict::judge_ranks;
-    use crate::verdict::tests::{bound_of, gpu_rank, waiting_rank};
+    use crate::verdict::tests::{json_bound_of, rank_waiting_for_gpu, rank_waiting_for_peer};
 
     /// One rank compiles anew while its peers wait in their collectives.
     #[test]
@@ -100,7 +100,7 @@ mod tests {
         let peer = RankTimes {
             communication: 45.0,
             peer_waits: 45.0,
-            cpu: 50.0,
+            training_cpu: 50.0,
             ..RankTimes::default()
         };
         let peer = RankTimes {
@@ -113,11 +113,11 @@ mod tests {
             peer_waits: 0.0,
             compile: 45.0,
             unknown: 45.0,
-            cpu: 50.2,
+            training_cpu: 50.2,
             ..peer
         };
         let verdict = judge_ranks(&[peer, compiles, peer, peer]);
-        assert_eq!(bound_of(&verdict), "straggler");
+        assert_eq!(json_bound_of(&verdict), "straggler");
         let evidence = verdict.describe().evidence;
         assert!(
             evidence.contains("more compiling than they did"),
@@ -127,15 +127,23 @@ mod tests {
 
     #[test]
     fn the_slowest_rank_waits_least_in_collectives() {
-        let found = find_slowest_rank(&[waiting_rank(), gpu_rank(), waiting_rank()]).unwrap();
+        let found = find_slowest_rank(&[
+            rank_waiting_for_peer(),
+            rank_waiting_for_gpu(),
+            rank_waiting_for_peer(),
+        ])
+        .unwrap();
         assert_eq!((found.index, found.seconds), (1, 42.0));
         assert_eq!(
             (found.reason, found.more_seconds),
             (Some(TimePart::Gpu), 42.0)
         );
-        assert!(!found.compiled_more);
-        assert_eq!(find_slowest_rank(&[gpu_rank(), gpu_rank()]), None);
-        assert_eq!(find_slowest_rank(&[gpu_rank()]), None);
+        assert!(!found.is_excess_mostly_compiling);
+        assert_eq!(
+            find_slowest_rank(&[rank_waiting_for_gpu(), rank_waiting_for_gpu()]),
+            None
+        );
+        assert_eq!(find_slowest_rank(&[rank_waiting_for_gpu()]), None);
         assert_eq!(find_slowest_rank(&[]), None);
     }
 }

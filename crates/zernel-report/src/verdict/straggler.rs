@@ -4,12 +4,12 @@ use std::slice;
 
 use super::job::{BOUNDING_WAIT_SHARE, JobTimes, TotalTime};
 use super::resource::Resource;
-use super::slowest::{SlowestRank, all_ranks_except};
+use super::slowest::{SlowestRank, peers_of_rank};
 use super::{Verdict, VerdictDescription, input};
 use crate::times::{RankTimeParts, RankTimes, TimePart};
 
 /// The remedy if nothing that was measured makes the rank slow.
-const DUMP_STACK: &str = "a stack dump of that rank, for example with `py-spy dump --pid`";
+const STACK_DUMP_REMEDY: &str = "a stack dump of that rank, for example with `py-spy dump --pid`";
 
 /// One rank that keeps its peers waiting.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,22 +28,26 @@ pub(crate) struct Straggler {
 
 /// Rule: the peers of one rank wait for it for [`BOUNDING_WAIT_SHARE`] of their time, and would not wait even longer for their own
 /// loaders if that rank were faster.
-pub(super) fn one_rank_is_slow(job: &JobTimes) -> Option<Verdict> {
+pub(super) fn judge_straggler(job: &JobTimes) -> Option<Verdict> {
     let slowest = job.slowest?;
     let (ranks, parts) = (job.ranks, &job.parts);
     let count = (ranks.len() - 1) as f64;
     let peer_mean = |measure: &dyn Fn(&RankTimes, &RankTimeParts) -> f64| {
         let both: Vec<(&RankTimes, &RankTimeParts)> = ranks.iter().zip(parts).collect();
-        let peers =
-            all_ranks_except(&both, slowest.index).map(|(rank, parts)| measure(rank, parts));
+        let peers = peers_of_rank(&both, slowest.index).map(|(rank, parts)| measure(rank, parts));
         peers.sum::<f64>() / count
     };
     let slow = &parts[slowest.index];
     let least = slow.seconds_in(TimePart::Communication);
     let is_for_data = is_slowed_by_loaders(slowest.reason, slow);
     // A peer with loaders that hardly rest would soon wait for them instead.
-    let busy =
-        |rank: &RankTimes| rank.wall * rank.loader_busy.filter(|_| is_for_data).unwrap_or(0.0);
+    let busy = |rank: &RankTimes| {
+        rank.wall
+            * rank
+                .max_loader_busy_share
+                .filter(|_| is_for_data)
+                .unwrap_or(0.0)
+    };
     // A peer that trained for longer began earlier, and waited for the other one to begin.
     let before = |rank: &RankTimes| (rank.wall - ranks[slowest.index].wall).max(0.0);
     let waited = |rank: &RankTimes, parts: &RankTimeParts| {
@@ -52,7 +56,8 @@ pub(super) fn one_rank_is_slow(job: &JobTimes) -> Option<Verdict> {
     let gain = peer_mean(&|rank, parts| waited(rank, parts).min(rank.wall - busy(rank)));
     let hidden =
         peer_mean(&|rank, parts| busy(rank) - (parts.total_seconds() - waited(rank, parts)));
-    let input = peer_mean(&|_, parts| input::RESOURCE.seconds_of_ranks(slice::from_ref(parts)));
+    let input =
+        peer_mean(&|_, parts| input::RESOURCE.total_seconds_of_ranks(slice::from_ref(parts)));
     let delay = peer_mean(&|_, parts| parts.seconds_in(TimePart::CpuDelay));
     let peer_wall_seconds = peer_mean(&|rank, _| rank.wall);
     let is_explained = slowest.more_seconds > 0.0;
@@ -74,14 +79,14 @@ pub(super) fn one_rank_is_slow(job: &JobTimes) -> Option<Verdict> {
 /// Whether a rank is slow because of its loaders: they work, or most of its CPU delay is theirs.
 fn is_slowed_by_loaders(reason: Option<TimePart>, slow: &RankTimeParts) -> bool {
     let loaders_lack_cpus = reason == Some(TimePart::CpuDelay)
-        && 2.0 * slow.data_delay > slow.seconds_in(TimePart::CpuDelay);
-    reason.is_some_and(|part| input::RESOURCE.takes_part(part)) || loaders_lack_cpus
+        && 2.0 * slow.loader_cpu_delay > slow.seconds_in(TimePart::CpuDelay);
+    reason.is_some_and(|part| input::RESOURCE.includes_part(part)) || loaders_lack_cpus
 }
 
 /// What makes the slow rank faster: the remedy for the part that makes it slow.
 fn straggler_remedy(reason: Option<TimePart>, slow: &RankTimeParts) -> &'static str {
-    let resource = reason.and_then(|part| Some((part, Resource::taking_part(part)?)));
-    resource.map_or(DUMP_STACK, |(part, resource)| {
+    let resource = reason.and_then(|part| Some((part, Resource::resource_of_part(part)?)));
+    resource.map_or(STACK_DUMP_REMEDY, |(part, resource)| {
         (resource.remedy)(part, slice::from_ref(slow))
     })
 }
@@ -94,7 +99,7 @@ impl Straggler {
             self.peer_wall_seconds,
             100.0 * self.waited_seconds / self.peer_wall_seconds,
             self.slowest.more_seconds,
-            self.slowest.excess_text(),
+            self.slowest.excess_activity_text(),
             self.total.warm_up_text()
         );
         VerdictDescription {
@@ -117,7 +122,10 @@ mod tests {
 
     use super::*;
     use crate::verdict::judge_ranks;
-    use crate::verdict::tests::{assert_json, bound_of, gpu_rank, starved_rank, waiting_rank};
+    use crate::verdict::tests::{
+        assert_verdict_json, json_bound_of, rank_waiting_for_gpu, rank_waiting_for_loaders,
+        rank_waiting_for_peer,
+    };
 
     /// The peer waited for the slow rank to begin, not in each step.
     #[test]
@@ -126,34 +134,40 @@ mod tests {
             wall: 100.0,
             communication: 70.0,
             peer_waits: 70.0,
-            cpu: 30.0,
+            training_cpu: 30.0,
             ..RankTimes::default()
         };
         let late = RankTimes {
             wall: 72.0,
             communication: 42.0,
             peer_waits: 42.0,
-            cpu: 30.1,
+            training_cpu: 30.1,
             ..RankTimes::default()
         };
-        assert_eq!(bound_of(&judge_ranks(&[early, late])), "communication");
+        assert_eq!(json_bound_of(&judge_ranks(&[early, late])), "communication");
         let slow = RankTimes {
             wall: 100.0,
-            cpu: 58.0,
+            training_cpu: 58.0,
             ..late
         };
-        assert_eq!(bound_of(&judge_ranks(&[early, slow])), "straggler");
+        assert_eq!(json_bound_of(&judge_ranks(&[early, slow])), "straggler");
     }
 
     #[test]
     fn one_slow_rank_is_a_straggler_for_every_cause() {
         let slow = RankTimes {
             gpu_waits: 38.0,
-            ..gpu_rank()
+            ..rank_waiting_for_gpu()
         };
         let cases = [
-            (gpu_rank(), TimePart::Gpu),
-            (RankTimes { cpu: 90.0, ..slow }, TimePart::Host),
+            (rank_waiting_for_gpu(), TimePart::Gpu),
+            (
+                RankTimes {
+                    training_cpu: 90.0,
+                    ..slow
+                },
+                TimePart::Host,
+            ),
             (
                 RankTimes {
                     run_delay: 45.0,
@@ -165,7 +179,7 @@ mod tests {
                 RankTimes {
                     data_waits: 50.0,
                     data_fetch: 45.0,
-                    loader_busy: Some(0.95),
+                    max_loader_busy_share: Some(0.95),
                     ..slow
                 },
                 TimePart::Fetch,
@@ -173,11 +187,11 @@ mod tests {
         ];
         for (rank, cause) in cases {
             for peers in [1, 7] {
-                let mut ranks = vec![waiting_rank(); peers];
+                let mut ranks = vec![rank_waiting_for_peer(); peers];
                 ranks.push(rank);
                 let verdict = judge_ranks(&ranks);
                 assert_eq!(
-                    bound_of(&verdict),
+                    json_bound_of(&verdict),
                     "straggler",
                     "{}",
                     verdict.describe().evidence
@@ -199,13 +213,18 @@ mod tests {
     fn a_straggler_may_be_blocked_for_an_unknown_reason() {
         let asleep = RankTimes {
             gpu_waits: 8.0,
-            cpu: 10.0,
-            ..gpu_rank()
+            training_cpu: 10.0,
+            ..rank_waiting_for_gpu()
         };
-        let ranks = [waiting_rank(), asleep, waiting_rank(), waiting_rank()];
+        let ranks = [
+            rank_waiting_for_peer(),
+            asleep,
+            rank_waiting_for_peer(),
+            rank_waiting_for_peer(),
+        ];
         let verdict = judge_ranks(&ranks);
         assert_eq!(
-            bound_of(&verdict),
+            json_bound_of(&verdict),
             "straggler",
             "{}",
             verdict.describe().evidence
@@ -233,14 +252,14 @@ mod tests {
             communication: 35.0,
             peer_waits: 35.0,
             gpu_waits: 87.0,
-            loader_busy: Some(0.95),
-            ..gpu_rank()
+            max_loader_busy_share: Some(0.95),
+            ..rank_waiting_for_gpu()
         };
         let mut ranks = vec![ahead; 7];
-        ranks.push(starved_rank());
+        ranks.push(rank_waiting_for_loaders());
         let verdict = judge_ranks(&ranks);
         assert_eq!(
-            bound_of(&verdict),
+            json_bound_of(&verdict),
             "input",
             "{}",
             verdict.describe().evidence
@@ -251,28 +270,28 @@ mod tests {
             data_waits: 77.0,
             data_prepare: 4.0,
             data_fetch: 0.0,
-            data_sched: 73.0,
+            data_cpu_delay: 73.0,
             communication: 5.0,
             peer_waits: 5.0,
             gpu_waits: 10.0,
             run_delay: 5.0,
-            cpu: 3.0,
-            loader_busy: Some(0.99),
-            ..gpu_rank()
+            training_cpu: 3.0,
+            max_loader_busy_share: Some(0.99),
+            ..rank_waiting_for_gpu()
         };
         let ahead = RankTimes {
             data_waits: 0.0,
             data_prepare: 0.0,
-            data_sched: 0.0,
+            data_cpu_delay: 0.0,
             communication: 80.0,
             peer_waits: 80.0,
             gpu_waits: 85.0,
-            loader_busy: Some(0.75),
+            max_loader_busy_share: Some(0.75),
             ..lacks_cpus
         };
         let verdict = judge_ranks(&[ahead, lacks_cpus]);
         assert_eq!(
-            bound_of(&verdict),
+            json_bound_of(&verdict),
             "cpu-scheduler",
             "{}",
             verdict.describe().evidence
@@ -283,15 +302,15 @@ mod tests {
     fn the_json_keeps_its_values() {
         let blocked = RankTimes {
             gpu_waits: 8.0,
-            cpu: 10.0,
-            ..gpu_rank()
+            training_cpu: 10.0,
+            ..rank_waiting_for_gpu()
         };
-        assert_json(
-            &[waiting_rank(), gpu_rank()],
+        assert_verdict_json(
+            &[rank_waiting_for_peer(), rank_waiting_for_gpu()],
             &json!(["straggler", "gpu", 1, 0.21, 42.0]),
         );
-        assert_json(
-            &[waiting_rank(), blocked],
+        assert_verdict_json(
+            &[rank_waiting_for_peer(), blocked],
             &json!(["straggler", null, 1, 0.21, 42.0]),
         );
     }

@@ -8,7 +8,7 @@ use super::{Verdict, communication, judge_ranks};
 use crate::times::{RankTimeParts, RankTimes};
 
 /// A rank that waits for its GPU.
-pub(crate) fn gpu_rank() -> RankTimes {
+pub(crate) fn rank_waiting_for_gpu() -> RankTimes {
     RankTimes {
         wall: 100.0,
         communication: 8.0,
@@ -21,37 +21,37 @@ pub(crate) fn gpu_rank() -> RankTimes {
         data_waits: 2.0,
         data_prepare: 1.0,
         data_fetch: 0.5,
-        data_sched: 0.5,
-        cpu: 20.0,
+        data_cpu_delay: 0.5,
+        training_cpu: 20.0,
         run_delay: 1.0,
-        loader_busy: Some(0.2),
+        max_loader_busy_share: Some(0.2),
         ..RankTimes::default()
     }
 }
 
 /// A rank that waits for loaders that never rest.
-pub(super) fn starved_rank() -> RankTimes {
+pub(super) fn rank_waiting_for_loaders() -> RankTimes {
     RankTimes {
         data_waits: 30.0,
         data_prepare: 27.0,
         data_fetch: 1.0,
         gpu_waits: 60.0,
-        loader_busy: Some(0.98),
-        ..gpu_rank()
+        max_loader_busy_share: Some(0.98),
+        ..rank_waiting_for_gpu()
     }
 }
 
 /// A rank that waits for a peer.
-pub(crate) fn waiting_rank() -> RankTimes {
+pub(crate) fn rank_waiting_for_peer() -> RankTimes {
     RankTimes {
         communication: 50.0,
         peer_waits: 50.0,
-        ..gpu_rank()
+        ..rank_waiting_for_gpu()
     }
 }
 
 /// The verdict that communication bounds a job, although it took no time.
-pub(crate) fn no_communication() -> Verdict {
+pub(crate) fn communication_verdict_without_time() -> Verdict {
     let time = ResourceTime {
         seconds: 0.0,
         total: TotalTime {
@@ -59,7 +59,7 @@ pub(crate) fn no_communication() -> Verdict {
             wall_seconds: 1.0,
             warm_up_seconds: 0.0,
         },
-        others: Vec::new(),
+        other_resources: Vec::new(),
         at_most_seconds: 0.0,
         next_steps: Vec::new(),
     };
@@ -67,23 +67,23 @@ pub(crate) fn no_communication() -> Verdict {
 }
 
 /// The value of the JSON key `bound`.
-pub(super) fn bound_of(verdict: &Verdict) -> String {
+pub(super) fn json_bound_of(verdict: &Verdict) -> String {
     let json = serde_json::to_value(verdict).expect("JSON");
     json["bound"].as_str().expect("a text").to_owned()
 }
 
-pub(super) fn remedy_of(verdict: &Verdict) -> &'static str {
+pub(super) fn remedy_of_verdict(verdict: &Verdict) -> &'static str {
     verdict.describe().helps.expect("a remedy")
 }
 
 /// Checks the verdict on each of these ranks, alone and with peers that are like it.
-pub(super) fn assert_bound(bound: &str, cases: &[(&str, RankTimes)]) {
+pub(super) fn assert_bound_of_cases(bound: &str, cases: &[(&str, RankTimes)]) {
     for (name, rank) in cases {
         for ranks in [vec![*rank], vec![*rank; 8]] {
             let verdict = judge_ranks(&ranks);
             let description = verdict.describe();
             assert_eq!(
-                bound_of(&verdict),
+                json_bound_of(&verdict),
                 bound,
                 "{name}: {}",
                 description.evidence
@@ -96,7 +96,7 @@ pub(super) fn assert_bound(bound: &str, cases: &[(&str, RankTimes)]) {
 }
 
 /// Checks the JSON of the verdict on ranks, without its two sentences. `values` are in the order of the keys.
-pub(super) fn assert_json(ranks: &[RankTimes], values: &Value) {
+pub(super) fn assert_verdict_json(ranks: &[RankTimes], values: &Value) {
     let mut json = serde_json::to_value(judge_ranks(ranks)).expect("JSON");
     let keys = json.as_object_mut().expect("an object");
     let sentences = ["evidence", "helps"].map(|key| keys.remove(key).expect(key));
@@ -122,10 +122,14 @@ fn parts_add_up_to_at_most_the_wall_time() {
         communication: 60.0,
         gpu_waits: 100.0,
         run_delay: 500.0,
-        cpu: 1000.0,
-        ..gpu_rank()
+        training_cpu: 1000.0,
+        ..rank_waiting_for_gpu()
     };
-    for rank in [gpu_rank(), starved_rank(), overlapping] {
+    for rank in [
+        rank_waiting_for_gpu(),
+        rank_waiting_for_loaders(),
+        overlapping,
+    ] {
         assert!(RankTimeParts::new(&rank).total_seconds() <= rank.wall + 1e-9);
     }
 }

@@ -3,10 +3,10 @@
  * No task waits for ever. How long a task waits depends on how fast its clock advances, and that may
  * change while it waits: beside a task of great weight the clock slows down, and a task that was ahead of
  * it a little would wait for minutes. The kernel's watchdog ejects a scheduler that lets a task wait.
- * So a timer looks at the waiting tasks. One that has waited for longer than LEAD_NS goes to
+ * So a timer looks at the waiting tasks. One that has waited for longer than MAX_LEAD_NS goes to
  * the front of its queue. Weights are not exact then. Critical threads wait in the order in which they
  * came, so nothing is moved there: see critical_vtime. A thread of the observer goes to the front after
- * LONG_WAIT_NS: its heart beats five times a second, and without a beat for a second nobody has a rank.
+ * MIN_LONG_WAIT_NS: its heart beats five times a second, and without a beat for a second nobody has a rank.
  */
 #ifndef ZERNEL_SCHED_AGING_H
 #define ZERNEL_SCHED_AGING_H
@@ -27,7 +27,7 @@ struct {
 /* Whether a task has waited for too long and is not at the front yet. */
 static bool must_age(const struct task_struct *p, const struct task *task, __u64 front, __u64 now_ns)
 {
-	return has_waited(task, is_observer(p) ? LONG_WAIT_NS : LEAD_NS, now_ns) &&
+	return has_waited(task, is_observer(p) ? MIN_LONG_WAIT_NS : MAX_LEAD_NS, now_ns) &&
 	       is_before(front, p->scx.dsq_vtime);
 }
 
@@ -50,7 +50,7 @@ __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 			if (!task)
 				continue;
 			/* Where a clock is slow, tasks may be further behind it than its front. */
-			front = front_vtime(task, is_observer(p) ? LEAD_NS : 0);
+			front = front_vtime(task, is_observer(p) ? MAX_LEAD_NS : 0);
 			if (!must_age(p, task, front, now_ns))
 				continue;
 			scx_bpf_dsq_move_set_vtime(&it, front);
@@ -67,7 +67,7 @@ static void age_rank_queues(__u64 queue, __u64 now_ns)
 {
 	age_queue(queue, now_ns);
 	if (settings.may_privilege)
-		age_queue(RANK_QUEUE(queue, FEED), now_ns);
+		age_queue(RANK_QUEUE(queue, RANK_FEED), now_ns);
 }
 
 static int on_aging_timer(void *map, int *key, struct aging_timer *timer)
@@ -76,16 +76,16 @@ static int on_aging_timer(void *map, int *key, struct aging_timer *timer)
 	__u32 index;
 
 	/* Until the next time it is less than a thousandth of that off. */
-	follow_observer_clock();
+	update_observer_lead();
 	for (index = 0; index < MAX_LLCS && index < settings.llcs; index++)
 		age_rank_queues(LLC_QUEUE(index), now_ns);
 	for (index = 0; index < MAX_CPUS && index < settings.cpus; index++)
 		age_rank_queues(CPU_QUEUE(index), now_ns);
-	bpf_timer_start(&timer->timer, LONG_WAIT_NS / 2, 0);
+	bpf_timer_start(&timer->timer, MIN_LONG_WAIT_NS / 2, 0);
 	return 0;
 }
 
-static __s32 start_aging(void)
+static __s32 start_aging_timer(void)
 {
 	__u32 first = 0;
 	struct aging_timer *timer = bpf_map_lookup_elem(&aging_timers, &first);
@@ -94,8 +94,8 @@ static __s32 start_aging(void)
 		return -22; /* EINVAL */
 	bpf_timer_init(&timer->timer, &aging_timers, CLOCK_MONOTONIC);
 	bpf_timer_set_callback(&timer->timer, on_aging_timer);
-	follow_observer_clock();
-	return bpf_timer_start(&timer->timer, LONG_WAIT_NS / 2, 0);
+	update_observer_lead();
+	return bpf_timer_start(&timer->timer, MIN_LONG_WAIT_NS / 2, 0);
 }
 
 #endif

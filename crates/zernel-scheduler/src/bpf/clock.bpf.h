@@ -14,18 +14,18 @@
 /* The speed of a clock is measured over windows of this length. */
 #define RATE_WINDOW_NS (SECOND_NS / 10)
 /* A task may lag behind its clock by what the clock advances in this time: more is forgotten. */
-#define LAG_NS (SECOND_NS / 10)
+#define MAX_LAG_NS (SECOND_NS / 10)
 /* A task may be ahead of its clock by what the clock advances in this time. It bounds how long a
  * task of tiny weight waits, because the kernel's watchdog ejects a scheduler that lets one wait. */
-#define LEAD_NS (settings.watchdog_ns / 5)
+#define MAX_LEAD_NS (settings.watchdog_ns / 5)
 
 struct clock {
 	__u64 now;
 	__u64 window_start_ns;
-	__u64 window_start;
-	__u64 per_ms; /* how much it advances in a millisecond; 0: not measured yet */
+	__u64 window_start_vtime;
+	__u64 vtime_per_ms; /* how much it advances in a millisecond; 0: not measured yet */
 	/* The guarantee of tasks that are pinned to a CPU: see guarantee.bpf.h. */
-	__u64 promised;
+	__u64 promised_vtime;
 	__u64 promised_up_to_ns;
 };
 
@@ -37,7 +37,7 @@ static __always_inline bool is_before(__u64 left, __u64 right)
 /* How much a clock advances in `ns`. */
 static __u64 clock_advance_in(const struct clock *clock, __u64 ns)
 {
-	return (clock->per_ms ?: 1000000) * (ns / 1000000);
+	return (clock->vtime_per_ms ?: 1000000) * (ns / 1000000);
 }
 
 /* Measures the speed of a clock once per window. A CPU that took `now_ns` before another one began
@@ -51,8 +51,8 @@ static void clock_measure(struct clock *clock, __u64 now_ns)
 	    !__sync_bool_compare_and_swap(&clock->window_start_ns, before_ns, now_ns))
 		return;
 	if (before_ns)
-		clock->per_ms = (clock->now - clock->window_start) / ((__u64)elapsed_ns / 1000000);
-	clock->window_start = clock->now;
+		clock->vtime_per_ms = (clock->now - clock->window_start_vtime) / ((__u64)elapsed_ns / 1000000);
+	clock->window_start_vtime = clock->now;
 }
 
 /* Advances the clock to the virtual time of a task that was chosen to run. If several CPUs do so at once, some
@@ -67,7 +67,7 @@ static void clock_advance_to(struct clock *clock, __u64 vtime, __u64 now_ns)
 /* `vtime`, at most as far behind the clock as `lag`, and not too far ahead. */
 static __u64 clock_bound(const struct clock *clock, __u64 vtime, __u64 lag)
 {
-	__u64 lead = clock_advance_in(clock, LEAD_NS);
+	__u64 lead = clock_advance_in(clock, MAX_LEAD_NS);
 
 	if (is_before(vtime, clock->now - lag))
 		return clock->now - lag;

@@ -23,19 +23,19 @@ static bool is_woken_by_loader(__u32 process)
 
 /* Notes that a training thread wakes up. It waited for data if the probes saw it, or if a loader
  * wakes it. */
-static void note_training_thread(struct task_struct *p, __u64 class_word, __u64 now_ns)
+static void note_trainer_wakes_up(struct task_struct *p, __u64 class_word, __u64 now_ns)
 {
 	struct task *process;
 
-	if (!(settings.policies & POLICY_FEED) ||
+	if (!(settings.enabled_policies & POLICY_FEED) ||
 	    zernel_word_role(class_word) != ZERNEL_ROLE_TRAINER)
 		return;
-	process = process_of(p);
+	process = process_state_of(p);
 	if (!process)
 		return;
 	process->trainer = p->pid;
 	if (zernel_word_reason(class_word) == ZERNEL_REASON_DATA || is_woken_by_loader(p->tgid))
-		process->data_wait_ns = now_ns;
+		process->data_wait_ended_ns = now_ns;
 }
 
 /* Whether a thread is blocked until it gets data. */
@@ -55,7 +55,7 @@ static bool waits_for_data(__u32 pid, __u64 now_ns)
 }
 
 /* Whether the process that a loader works for is hungry, or waits for another of its threads. */
-static bool feeds_hungry(struct task_struct *p, const struct task *task, __u64 now_ns)
+static bool feeds_waiting_process(struct task_struct *p, const struct task *task, __u64 now_ns)
 {
 	const struct zernel_task_state *loader = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
 	struct task_struct *leader = loader ? bpf_task_from_pid(loader->trainer) : NULL;
@@ -64,14 +64,14 @@ static bool feeds_hungry(struct task_struct *p, const struct task *task, __u64 n
 	bool waited = false;
 
 	if (!leader)
-		return is_waited_for(p);
+		return has_waiting_critical_sibling(p);
 	process = bpf_task_storage_get(&tasks, leader, 0, 0);
 	if (process) {
 		trainer = process->trainer;
-		waited = is_before(task->blocked_ns, process->data_wait_ns);
+		waited = is_before(task->blocked_ns, process->data_wait_ended_ns);
 	}
 	bpf_task_release(leader);
-	return waited || is_waited_for(p) || (trainer && waits_for_data(trainer, now_ns));
+	return waited || has_waiting_critical_sibling(p) || (trainer && waits_for_data(trainer, now_ns));
 }
 
 #endif

@@ -13,21 +13,21 @@
 #include "observer_clock.bpf.h"
 
 /* CPUs of a node that are looked at to find one that a task may use. */
-#define NODE_CANDIDATES 8
+#define NUMA_CPU_CANDIDATES 8
 
-static __u32 node_of(__u64 cpu)
+static __u32 numa_node_of_cpu(__u64 cpu)
 {
 	return settings.node_of_cpu[cpu & (MAX_CPUS - 1)];
 }
 
 /* The node of the GPU that a task uses; MAX_NODES: none is known. */
-static __u32 node_of_gpu(struct task_struct *p)
+static __u32 numa_node_of_tasks_gpu(struct task_struct *p)
 {
 	const struct zernel_task_state *state;
 	__u32 gpu;
 
-	if (settings.nodes < 2 || !(settings.policies & POLICY_GPU_NODE) ||
-	    !is_observed(scx_bpf_now()))
+	if (settings.numa_nodes < 2 || !(settings.enabled_policies & POLICY_GPU_NODE) ||
+	    !has_live_observer(scx_bpf_now()))
 		return MAX_NODES;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
 	gpu = state ? state->gpu_id : ZERNEL_NO_GPU;
@@ -35,13 +35,13 @@ static __u32 node_of_gpu(struct task_struct *p)
 }
 
 /* A CPU of a node that a task may use; -1: none of those looked at. */
-static __s32 allowed_cpu_of(const struct task_struct *p, __u32 node)
+static __s32 allowed_cpu_of_numa_node(const struct task_struct *p, __u32 node)
 {
-	__u32 first = settings.first_of_node[node], count = settings.cpus_of_node[node], step;
+	__u32 first = settings.first_cpu_of_node[node], count = settings.cpu_count_of_node[node], step;
 
-	for (step = 0; step < NODE_CANDIDATES && step < count; step++) {
+	for (step = 0; step < NUMA_CPU_CANDIDATES && step < count; step++) {
 		/* Spread over the node: the first CPUs are often reserved for other work. */
-		__u32 index = first + step * count / NODE_CANDIDATES;
+		__u32 index = first + step * count / NUMA_CPU_CANDIDATES;
 		__u32 cpu = settings.cpus_by_node[index & (MAX_CPUS - 1)];
 
 		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
@@ -54,22 +54,22 @@ static __s32 allowed_cpu_of(const struct task_struct *p, __u32 node)
  * of its GPU, if it ran last on another one. */
 static __s32 select_idle_cpu(struct task_struct *p, __s32 prev_cpu, __u64 wake_flags, bool *is_idle)
 {
-	__u32 node = node_of_gpu(p);
+	__u32 node = numa_node_of_tasks_gpu(p);
 	__s32 near = -1, cpu;
 
 	if (node >= MAX_NODES)
 		return scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, is_idle);
-	if (node_of(bpf_get_smp_processor_id()) != node)
+	if (numa_node_of_cpu(bpf_get_smp_processor_id()) != node)
 		wake_flags &= ~SCX_WAKE_SYNC;
-	if (node_of(prev_cpu) != node)
-		near = allowed_cpu_of(p, node);
+	if (numa_node_of_cpu(prev_cpu) != node)
+		near = allowed_cpu_of_numa_node(p, node);
 	cpu = scx_bpf_select_cpu_dfl(p, near < 0 ? prev_cpu : near, wake_flags, is_idle);
 	if (near < 0)
 		return cpu;
 	/* No CPU is idle: it waits where it ran last. */
 	if (!*is_idle)
 		return prev_cpu;
-	if (node_of(cpu) == node)
+	if (numa_node_of_cpu(cpu) == node)
 		counters.moved_to_gpu++;
 	return cpu;
 }

@@ -34,7 +34,7 @@
  * they got beyond the promise is no credit. More than a slice per CPU is forgotten: it is time that
  * the tasks could not use, because they may not run on all CPUs. Of several CPUs that do this at
  * once, one succeeds. */
-static void promise_time(__u64 now_ns)
+static void add_guaranteed_time(__u64 now_ns)
 {
 	__u64 before_ns = promised_up_to_ns;
 	__s64 largest_ns = settings.slice_ns * settings.cpus;
@@ -46,41 +46,41 @@ static void promise_time(__u64 now_ns)
 	    elapsed_ns >= (__s64)SECOND_NS)
 		return;
 	guaranteed_ns = (__u64)elapsed_ns * settings.cpus * settings.guarantee_percent / 100;
-	wanted_ns = promised_ns - elapsed_ns * ordinary_cpus;
-	if (ordinary_weight > 0 && root_active > 0)
-		wanted_ns += guaranteed_ns * (__u64)ordinary_weight / (__u64)root_active;
+	wanted_ns = promised_ordinary_ns - elapsed_ns * ordinary_cpus;
+	if (ordinary_weight > 0 && root_active_weight > 0)
+		wanted_ns += guaranteed_ns * (__u64)ordinary_weight / (__u64)root_active_weight;
 	if (wanted_ns < 0)
 		wanted_ns = 0;
-	promised_ns = wanted_ns < largest_ns ? wanted_ns : largest_ns;
+	promised_ordinary_ns = wanted_ns < largest_ns ? wanted_ns : largest_ns;
 }
 
 /* Sets the promised CPU time to 0: there is no ordinary task, or a CPU is idle. */
-static void promise_no_time(__u64 now_ns)
+static void clear_guaranteed_time(__u64 now_ns)
 {
 	if (!settings.may_privilege)
 		return;
 	promised_up_to_ns = now_ns;
-	promised_ns = 0;
+	promised_ordinary_ns = 0;
 }
 
 /* Updates whether an ordinary task waits. While none waits, no ordinary task loses CPU time. */
-static void note_waiting(__u64 now_ns)
+static void update_ordinary_task_waits(__u64 now_ns)
 {
-	bool waits = ordinary_waits();
+	bool waits = any_ordinary_task_waits();
 
-	if (others_wait != waits)
-		others_wait = waits;
+	if (ordinary_task_waits != waits)
+		ordinary_task_waits = waits;
 	if (waits)
 		return;
 	if (ordinary_cpus > 0)
 		promised_up_to_ns = now_ns;
 	else
-		promise_no_time(now_ns);
+		clear_guaranteed_time(now_ns);
 }
 
 /* Advances the promised clock of the tasks that are pinned to a CPU by what all CPUs give to tasks
  * with this sum of weights. Of several CPUs that do it at once, one succeeds. */
-static void promise(struct clock *clock, __u64 now_ns, __s64 weight)
+static void advance_promised_vtime(struct clock *clock, __u64 now_ns, __s64 weight)
 {
 	__u64 before_ns = clock->promised_up_to_ns;
 	__s64 elapsed_ns = now_ns - before_ns;
@@ -89,37 +89,37 @@ static void promise(struct clock *clock, __u64 now_ns, __s64 weight)
 	    !__sync_bool_compare_and_swap(&clock->promised_up_to_ns, before_ns, now_ns))
 		return;
 	if (weight > 0 && elapsed_ns < (__s64)SECOND_NS)
-		clock->promised += (__u64)elapsed_ns * settings.cpus * settings.guarantee_percent /
+		clock->promised_vtime += (__u64)elapsed_ns * settings.cpus * settings.guarantee_percent /
 				   weight;
 	/* What others got beyond the promise is no credit. */
-	if (is_before(clock->promised, clock->now))
-		clock->promised = clock->now;
+	if (is_before(clock->promised_vtime, clock->now))
+		clock->promised_vtime = clock->now;
 }
 
 /* The tasks that are pinned to a CPU have lost nothing: none of them is ordinary. Their clock stood still while they
  * went first, so it is not behind the shared one. */
-static void promise_kept(struct cpu *cpu, __u64 now_ns)
+static void reset_promised_vtime(struct cpu *cpu, __u64 now_ns)
 {
-	struct clock *clock = &cpu->clock;
+	struct clock *clock = &cpu->pinned_clock;
 
 	clock->promised_up_to_ns = now_ns;
-	clock->promised = clock->now;
-	if (is_before(clock->now + cpu->offset, shared_clock.now))
-		cpu->offset = shared_clock.now - clock->now;
+	clock->promised_vtime = clock->now;
+	if (is_before(clock->now + cpu->offset_to_shared_clock, shared_clock.now))
+		cpu->offset_to_shared_clock = shared_clock.now - clock->now;
 }
 
 /* The loss, in virtual time of a task with nice 0, that tasks pinned to a CPU must bear. */
-static __s64 largest_loss(void)
+static __s64 max_tolerated_loss_vtime(void)
 {
 	return settings.slice_ns ?: 1;
 }
 
 /* Whether a CPU must run an ordinary task: for each slice that is promised, one CPU does. */
-static bool must_pay(const struct cpu *cpu)
+static bool must_run_ordinary_task(const struct cpu *cpu)
 {
 	__s64 others = ordinary_cpus - cpu->is_ordinary;
 
-	return promised_ns >= (others + 1) * (__s64)settings.slice_ns;
+	return promised_ordinary_ns >= (others + 1) * (__s64)settings.slice_ns;
 }
 
 /* Whether the ordinary tasks that are pinned to a CPU have lost too much. They can get no more than
@@ -128,37 +128,37 @@ static bool pinned_lost_too_much(__u32 number, __u64 now_ns)
 {
 	struct cpu *cpu = cpu_at(number);
 	__s64 here = cpu->pinned_weight * settings.cpus;
-	__s64 everywhere = root_active;
-	bool runs_ordinary = cpu->runs_pinned && cpu->rank == ORDINARY;
+	__s64 everywhere = root_active_weight;
+	bool runs_ordinary = cpu->runs_pinned && cpu->rank == RANK_ORDINARY;
 
 	if (!runs_ordinary && !scx_bpf_dsq_nr_queued(CPU_QUEUE(number))) {
-		promise_kept(cpu, now_ns);
+		reset_promised_vtime(cpu, now_ns);
 		return false;
 	}
-	promise(&cpu->clock, now_ns, here > everywhere ? here : everywhere);
-	return (__s64)(cpu->clock.promised - cpu->clock.now) >= largest_loss();
+	advance_promised_vtime(&cpu->pinned_clock, now_ns, here > everywhere ? here : everywhere);
+	return (__s64)(cpu->pinned_clock.promised_vtime - cpu->pinned_clock.now) >= max_tolerated_loss_vtime();
 }
 
 /* Whether a virtual time is three slices behind another one. */
 static bool is_far_behind(__u64 vtime, __u64 other)
 {
-	return (__s64)(other - vtime) >= 3 * largest_loss();
+	return (__s64)(other - vtime) >= 3 * max_tolerated_loss_vtime();
 }
 
 /* How long a task waits in a queue that this many CPUs serve, at most: for two rounds in which each
  * runnable task gets a slice of the guaranteed time. */
-static __u64 longest_wait_ns(__u64 queue, __u64 cpus)
+static __u64 max_fair_wait_ns(__u64 queue, __u64 cpus)
 {
 	__u64 runnable = cpus + scx_bpf_dsq_nr_queued(queue) +
-			 scx_bpf_dsq_nr_queued(RANK_QUEUE(queue, FEED)) +
-			 scx_bpf_dsq_nr_queued(RANK_QUEUE(queue, CRITICAL));
+			 scx_bpf_dsq_nr_queued(RANK_QUEUE(queue, RANK_FEED)) +
+			 scx_bpf_dsq_nr_queued(RANK_QUEUE(queue, RANK_CRITICAL));
 	__u64 guaranteed_percent = cpus * (settings.guarantee_percent ?: 1);
 	__u64 wait_ns = 2 * runnable * settings.slice_ns * 100 / (guaranteed_percent ?: 1);
 
 	/* The watchdog's time bounds all waits. */
-	if (wait_ns > LEAD_NS)
-		wait_ns = LEAD_NS;
-	return wait_ns > LONG_WAIT_NS ? wait_ns : LONG_WAIT_NS;
+	if (wait_ns > MAX_LEAD_NS)
+		wait_ns = MAX_LEAD_NS;
+	return wait_ns > MIN_LONG_WAIT_NS ? wait_ns : MIN_LONG_WAIT_NS;
 }
 
 static bool has_waited_too_long(const struct first_task *first, __u64 queue, __u64 cpus,
@@ -166,8 +166,8 @@ static bool has_waited_too_long(const struct first_task *first, __u64 queue, __u
 {
 	__s64 waited_ns = now_ns - first->runnable_ns;
 
-	return waited_ns > (__s64)LONG_WAIT_NS &&
-	       (first->is_observer || waited_ns > (__s64)longest_wait_ns(queue, cpus));
+	return waited_ns > (__s64)MIN_LONG_WAIT_NS &&
+	       (first->is_observer || waited_ns > (__s64)max_fair_wait_ns(queue, cpus));
 }
 
 /* Whether the first task of this rank in a queue has waited for too long. */
@@ -176,38 +176,38 @@ static bool first_waits_too_long(__u64 queue, enum rank rank, __u32 number, __u6
 {
 	struct first_task first = {};
 
-	return find_first(RANK_QUEUE(queue, rank), number, &first) &&
+	return find_first_task_for_cpu(RANK_QUEUE(queue, rank), number, &first) &&
 	       has_waited_too_long(&first, queue, cpus, now_ns);
 }
 
 /* Whether the first ordinary task that a CPU could run has lost too much by itself, or whether that
  * task or the first loader has waited for too long. */
-static bool first_lost_too_much(__u32 number, __u64 now_ns)
+static bool first_ordinary_lost_too_much(__u32 number, __u64 now_ns)
 {
 	__u64 cpus_of_llc = settings.cpus / (settings.llcs ?: 1) ?: 1;
 	__u64 queue = LLC_QUEUE(llc_of(number));
 	struct cpu *cpu = cpu_at(number);
 	struct first_task first = {};
-	bool found = find_first(queue, number, &first);
+	bool found = find_first_task_for_cpu(queue, number, &first);
 
-	cpu->serves_loader = first_waits_too_long(queue, FEED, number, cpus_of_llc, now_ns) ||
-			     first_waits_too_long(CPU_QUEUE(number), FEED, number, 1, now_ns);
-	cpu->serves_waiting =
-		cpu->serves_loader ||
+	cpu->loader_waits_too_long = first_waits_too_long(queue, RANK_FEED, number, cpus_of_llc, now_ns) ||
+			     first_waits_too_long(CPU_QUEUE(number), RANK_FEED, number, 1, now_ns);
+	cpu->task_waits_too_long =
+		cpu->loader_waits_too_long ||
 		(found && has_waited_too_long(&first, queue, cpus_of_llc, now_ns)) ||
-		first_waits_too_long(CPU_QUEUE(number), ORDINARY, number, 1, now_ns);
-	return cpu->serves_waiting || (found && is_far_behind(first.vtime, shared_clock.now));
+		first_waits_too_long(CPU_QUEUE(number), RANK_ORDINARY, number, 1, now_ns);
+	return cpu->task_waits_too_long || (found && is_far_behind(first.vtime, shared_clock.now));
 }
 
 /* Notes on its own CPU which rank runs, or is about to; `is_busy`: anything does. */
 static void set_running_rank(struct cpu *cpu, enum rank rank, bool is_busy, __u64 now_ns)
 {
-	bool is_ordinary = is_busy && rank == ORDINARY && !cpu->runs_pinned;
+	bool is_ordinary = is_busy && rank == RANK_ORDINARY && !cpu->runs_pinned;
 
-	cpu->rank = cpu->lends ? CRITICAL : rank;
+	cpu->rank = cpu->lends ? RANK_CRITICAL : rank;
 	if (!settings.may_privilege || cpu->is_ordinary == is_ordinary)
 		return;
-	promise_time(now_ns);
+	add_guaranteed_time(now_ns);
 	cpu->is_ordinary = is_ordinary;
 	__sync_fetch_and_add(&ordinary_cpus, is_ordinary ? 1LL : -1LL);
 }
@@ -215,8 +215,8 @@ static void set_running_rank(struct cpu *cpu, enum rank rank, bool is_busy, __u6
 /* Whether critical threads and loaders may go first on a CPU now. */
 static bool may_go_first(__u32 number, __u64 now_ns)
 {
-	promise_time(now_ns);
-	if (!must_pay(cpu_at(number)) && !pinned_lost_too_much(number, now_ns))
+	add_guaranteed_time(now_ns);
+	if (!must_run_ordinary_task(cpu_at(number)) && !pinned_lost_too_much(number, now_ns))
 		return true;
 	counters.guarantee_hits++;
 	return false;

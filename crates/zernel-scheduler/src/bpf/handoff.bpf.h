@@ -12,39 +12,39 @@
 #include "observer_clock.bpf.h"
 
 /* Threads of a process that may inherit at once. */
-#define MAX_HEIRS 2
+#define MAX_INHERITING_THREADS 2
 
-static bool is_heir(struct task_struct *p, const struct task *task, __u64 now_ns)
+static bool inherits_critical_rank(struct task_struct *p, const struct task *task, __u64 now_ns)
 {
 	const struct task *process;
 
-	if (!(settings.policies & POLICY_HANDOFF) || task->heir_until_ns <= now_ns)
+	if (!(settings.enabled_policies & POLICY_HANDOFF) || task->inherits_until_ns <= now_ns)
 		return false;
-	process = process_of(p);
-	return process && process->handoffs - task->handoff < MAX_HEIRS;
+	process = process_state_of(p);
+	return process && process->handoff_count - task->handoff_number < MAX_INHERITING_THREADS;
 }
 
-static void make_heir(struct task_struct *p, struct task *task, __u32 donor, __u64 until_ns)
+static void let_inherit_critical_rank(struct task_struct *p, struct task *task, __u32 donor, __u64 until_ns)
 {
-	struct task *process = process_of(p);
+	struct task *process = process_state_of(p);
 
 	if (!process)
 		return;
 	counters.handoffs++;
 	task->donor = donor;
-	task->heir_until_ns = until_ns;
-	task->handoff = __sync_fetch_and_add(&process->handoffs, 1) + 1;
+	task->inherits_until_ns = until_ns;
+	task->handoff_number = __sync_fetch_and_add(&process->handoff_count, 1) + 1;
 }
 
 /* A thread that wakes the one it inherits from has done its part. */
 static void end_inheritance(struct task *waker, const struct task_struct *woken)
 {
 	if (waker->donor == woken->pid)
-		waker->heir_until_ns = 0;
+		waker->inherits_until_ns = 0;
 }
 
 /* A critical thread wakes another one of its process. An heir hands on what it inherited. */
-static void hand_off(struct task_struct *p, struct task *task, struct task_struct *waker,
+static void inherit_from_critical_waker(struct task_struct *p, struct task *task, struct task_struct *waker,
 		     const struct task *from, __u64 now_ns)
 {
 	const struct zernel_task_state *state;
@@ -52,13 +52,13 @@ static void hand_off(struct task_struct *p, struct task *task, struct task_struc
 
 	/* The compiler would merge this read with that of from->donor, which the verifier refuses. */
 	barrier_var(donor);
-	if (is_heir(waker, from, now_ns)) {
-		make_heir(p, task, from->donor, from->heir_until_ns);
+	if (inherits_critical_rank(waker, from, now_ns)) {
+		let_inherit_critical_rank(p, task, from->donor, from->inherits_until_ns);
 		return;
 	}
 	state = bpf_task_storage_get(&zernel_tasks, waker, 0, 0);
 	if (state)
-		make_heir(p, task, donor, class_until_ns(state));
+		let_inherit_critical_rank(p, task, donor, class_until_ns(state));
 }
 
 #endif

@@ -13,12 +13,12 @@ enum {
 	/* Cgroups with the CPU controller; the tasks of further ones count as tasks of the root. */
 	MAX_CGROUPS = 4096,
 	/* Levels of cgroups below the root whose weights and limits count. */
-	MAX_DEPTH = 8,
-	MESSAGE_BYTES = 256,
+	MAX_CGROUP_DEPTH = 8,
+	ENDING_MESSAGE_BYTES = 256,
 	/* Times from a wake-up to running: the first bucket ends at 2^10 ns, each further one at twice
 	 * that, and the last holds all longer ones. */
 	WAIT_BUCKETS = 28,
-	FIRST_WAIT_POWER = 10,
+	FIRST_WAIT_BUCKET_LOG2_NS = 10,
 };
 
 /* The tasks with critical threads that go first. */
@@ -48,17 +48,17 @@ struct settings {
 	__u32 lends; /* threads that spin until the GPU is done lend their CPU */
 	__u32 may_privilege; /* tasks are privileged, or may become so while the scheduler runs */
 	__u32 privileged_process; /* its pid; 0: none */
-	__u32 policies; /* enum policy_part */
+	__u32 enabled_policies; /* enum policy_part */
 	__u64 watchdog_ns; /* the kernel ejects a scheduler that lets a task wait for this long */
 	__u32 cpus; /* numbers of possible CPUs are below this */
 	__u32 llcs;
 	__u8 llc_of_cpu[MAX_CPUS];
-	__u32 nodes; /* NUMA nodes */
+	__u32 numa_nodes; /* NUMA nodes */
 	__u8 node_of_cpu[MAX_CPUS];
 	__u8 node_of_gpu[MAX_GPUS]; /* MAX_NODES: not known */
 	__u16 cpus_by_node[MAX_CPUS]; /* all CPUs, node by node */
-	__u16 first_of_node[MAX_NODES]; /* index of its first CPU there */
-	__u16 cpus_of_node[MAX_NODES]; /* how many CPUs it has */
+	__u16 first_cpu_of_node[MAX_NODES]; /* index of its first CPU there */
+	__u16 cpu_count_of_node[MAX_NODES]; /* how many CPUs it has */
 } __attribute__((aligned(64)));
 
 /* Counted since loading. CPUs that count at the same moment may lose one: these are for people, and no
@@ -95,8 +95,8 @@ struct class_counters {
 /* Why the scheduler ended. */
 struct ending {
 	__u32 kind; /* enum scx_exit_kind; 0 while it runs */
-	char reason[MESSAGE_BYTES];
-	char message[MESSAGE_BYTES];
+	char reason[ENDING_MESSAGE_BYTES];
+	char message[ENDING_MESSAGE_BYTES];
 };
 
 /* Argument of the program set_policy. */
@@ -108,8 +108,8 @@ struct policy {
 	__u32 lends;
 };
 
-/* Argument of the program set_limit. */
-struct limit {
+/* Argument of the program set_cpu_limit. */
+struct cpu_limit {
 	__u64 cgroup_id;
 	__u64 quota_ns; /* 0: none */
 	__u64 period_ns;

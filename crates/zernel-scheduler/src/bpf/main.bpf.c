@@ -41,26 +41,26 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 	if (!task)
 		return cpu;
 	task->woken_ns = now_ns;
-	place(p, task, cpu, true);
+	choose_clock_and_bound_vtime(p, task, cpu, true);
 	rank = rank_of_waking(p, task, now_ns);
 	if (is_idle) {
-		if (must_wait(p, task->node, now_ns))
+		if (must_wait_for_budget(p, task->cgroup_node, now_ns))
 			return cpu;
 		counters.idle_wakeups++;
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, 0);
 		return cpu;
 	}
-	victim = find_lower_cpu(p, task, cpu, rank, now_ns);
+	victim = find_cpu_of_lower_rank(p, task, cpu, rank, now_ns);
 	if (victim >= 0)
 		return victim;
-	return find_victim(p, task, cpu, now_ns);
+	return find_cpu_to_preempt(p, task, cpu, now_ns);
 }
 
 /* Notes that a task of this rank is about to preempt what a CPU runs. Until it runs, others that
  * wake up see it on this CPU and choose another one. */
 static void note_preemption(struct cpu *cpu, enum rank rank)
 {
-	if (rank == CRITICAL)
+	if (rank == RANK_CRITICAL)
 		counters.critical_wakeups++;
 	else
 		counters.feed_wakeups++;
@@ -68,11 +68,11 @@ static void note_preemption(struct cpu *cpu, enum rank rank)
 }
 
 /* Preempts a task of a lower rank; false if there is none, or if this task may not go first. */
-static bool preempt_lower(struct task_struct *p, const struct task *task, __s32 number,
+static bool preempt_lower_rank(struct task_struct *p, const struct task *task, __s32 number,
 			  enum rank rank, __u64 now_ns, __u64 enq_flags)
 {
-	if ((rank == FEED && !feeds_hungry(p, task, now_ns)) ||
-	    !may_preempt(p, number, rank, now_ns))
+	if ((rank == RANK_FEED && !feeds_waiting_process(p, task, now_ns)) ||
+	    !may_preempt_by_rank(p, number, rank, now_ns))
 		return false;
 	note_preemption(cpu_at(number), rank);
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags | SCX_ENQ_PREEMPT);
@@ -81,7 +81,7 @@ static bool preempt_lower(struct task_struct *p, const struct task *task, __s32 
 
 /* A CPU for a task that lost its own to a higher scheduling class: an idle one, else one that runs a task of
  * a lower rank; -1: none. Without one the task waits for the next tick. */
-static __s32 find_refuge(struct task_struct *p, const struct task *task, __s32 cpu, enum rank rank,
+static __s32 find_cpu_for_displaced_task(struct task_struct *p, const struct task *task, __s32 cpu, enum rank rank,
 			 __u64 now_ns, bool *is_idle)
 {
 	__s32 idle;
@@ -90,18 +90,18 @@ static __s32 find_refuge(struct task_struct *p, const struct task *task, __s32 c
 		return -1;
 	idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 	*is_idle = idle >= 0;
-	return *is_idle ? idle : find_lower_cpu(p, task, cpu, rank, now_ns);
+	return *is_idle ? idle : find_cpu_of_lower_rank(p, task, cpu, rank, now_ns);
 }
 
 /* Puts a task into the queue of its rank. Critical threads wait in the order in which they come,
  * all others in the order of their virtual times. */
-static void enqueue_rank(struct task_struct *p, const struct task *task, __s32 cpu, enum rank rank,
+static void enqueue_by_rank(struct task_struct *p, const struct task *task, __s32 cpu, enum rank rank,
 			 __u64 enq_flags)
 {
-	__u64 queue = RANK_QUEUE(queue_of(task, cpu), rank);
+	__u64 queue = RANK_QUEUE(queue_of_task(task, cpu), rank);
 
 	counters.queued++;
-	if (rank == CRITICAL)
+	if (rank == RANK_CRITICAL)
 		scx_bpf_dsq_insert(p, queue, settings.slice_ns, enq_flags);
 	else
 		scx_bpf_dsq_insert_vtime(p, queue, settings.slice_ns, p->scx.dsq_vtime, enq_flags);
@@ -121,8 +121,8 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags);
 		return;
 	}
-	place(p, task, cpu, is_wakeup);
-	if (must_wait(p, task->node, now_ns)) {
+	choose_clock_and_bound_vtime(p, task, cpu, is_wakeup);
+	if (must_wait_for_budget(p, task->cgroup_node, now_ns)) {
 		counters.throttled++;
 		task->throttled = true;
 		scx_bpf_dsq_insert_vtime(p, THROTTLED_QUEUE, settings.slice_ns, p->scx.dsq_vtime,
@@ -132,24 +132,24 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 	/* A change of affinity or priority takes a task out of the queue of those without a budget, too. */
 	if (task->throttled)
 		end_throttling(task, now_ns);
-	rank = is_wakeup ? rank_of_waking(p, task, now_ns) : rank_of(p, task, now_ns);
-	count_ordinary(task, rank == ORDINARY);
+	rank = is_wakeup ? rank_of_waking(p, task, now_ns) : rank_of_task(p, task, now_ns);
+	count_ordinary_weight(task, rank == RANK_ORDINARY);
 	if (stays_behind_borrower(p, cpu, enq_flags)) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags);
 		return;
 	}
-	if (is_wakeup && preempt_lower(p, task, cpu, rank, now_ns, enq_flags))
+	if (is_wakeup && preempt_lower_rank(p, task, cpu, rank, now_ns, enq_flags))
 		return;
 	/* A loader leaves CPUs that must pay to ordinary tasks. */
-	if (is_wakeup && rank != FEED && preempt(p, task, cpu, now_ns)) {
+	if (is_wakeup && rank != RANK_FEED && preempt_running_task(p, task, cpu, now_ns)) {
 		counters.preempting_wakeups++;
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns,
 				   enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
 	if (enq_flags & SCX_ENQ_REENQ)
-		refuge = find_refuge(p, task, cpu, rank, now_ns, &is_idle);
-	enqueue_rank(p, task, refuge < 0 ? cpu : refuge, rank, enq_flags);
+		refuge = find_cpu_for_displaced_task(p, task, cpu, rank, now_ns, &is_idle);
+	enqueue_by_rank(p, task, refuge < 0 ? cpu : refuge, rank, enq_flags);
 	if (refuge < 0) {
 		wake_idle_cpu(p, task, cpu);
 		return;
@@ -162,7 +162,7 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 }
 
 /* Charges the running task up to now. Returns it, or NULL if it may not go on. */
-static struct task *continuing(struct task_struct *prev, __s32 cpu, __u64 now_ns)
+static struct task *charge_continuing_task(struct task_struct *prev, __s32 cpu, __u64 now_ns)
 {
 	struct task *task;
 
@@ -171,13 +171,13 @@ static struct task *continuing(struct task_struct *prev, __s32 cpu, __u64 now_ns
 	task = task_of(prev);
 	if (!task)
 		return NULL;
-	charge(prev, task, now_ns);
-	end_pinned(prev, task, cpu);
-	return must_wait(prev, task->node, now_ns) ? NULL : task;
+	charge_task(prev, task, now_ns);
+	return_to_shared_clock(prev, task, cpu);
+	return must_wait_for_budget(prev, task->cgroup_node, now_ns) ? NULL : task;
 }
 
 /* Lets the running task go on. */
-static void keep(struct task_struct *prev, const struct task *task, __u64 now_ns)
+static void keep_running(struct task_struct *prev, const struct task *task, __u64 now_ns)
 {
 	set_slice(prev, settings.slice_ns);
 	if (advances_clock(task))
@@ -185,100 +185,100 @@ static void keep(struct task_struct *prev, const struct task *task, __u64 now_ns
 }
 
 /* Lets the running task go on because of its rank. */
-static bool keep_first(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank,
+static bool keep_running_by_rank(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank,
 		       __u64 now_ns)
 {
 	task->rank = rank;
 	set_running_rank(cpu_at(cpu), rank, true, now_ns);
-	keep(prev, task, now_ns);
+	keep_running(prev, task, now_ns);
 	return true;
 }
 
 /* Whether the running loader goes on: no other one is far behind it. Loaders that took turns at every
  * slice would finish their batches at the same time, and the trainer would wait for all of them. */
-static bool is_first_loader(const struct task_struct *prev, const struct task *task, __s32 cpu)
+static bool loader_may_continue(const struct task_struct *prev, const struct task *task, __s32 cpu)
 {
-	struct choice choice = {};
+	struct queue_choice choice = {};
 
-	consider(&choice, RANK_QUEUE(LLC_QUEUE(llc_of(cpu)), FEED), cpu, 0);
-	consider(&choice, RANK_QUEUE(CPU_QUEUE(cpu), FEED), cpu, cpu_at(cpu)->offset);
+	choose_queue_if_earlier(&choice, RANK_QUEUE(LLC_QUEUE(llc_of(cpu)), RANK_FEED), cpu, 0);
+	choose_queue_if_earlier(&choice, RANK_QUEUE(CPU_QUEUE(cpu), RANK_FEED), cpu, cpu_at(cpu)->offset_to_shared_clock);
 	return !choice.found || !is_far_behind(choice.vtime, comparable_vtime(prev, task));
 }
 
 /* Chooses a loader that has waited for too long, if no ordinary task waits. */
-static bool serve_held_loader(__s32 cpu)
+static bool dispatch_overdue_loader(__s32 cpu)
 {
-	return !others_wait && !scx_bpf_dsq_nr_queued(CPU_QUEUE(cpu)) && serve_rank(cpu, FEED);
+	return !ordinary_task_waits && !scx_bpf_dsq_nr_queued(CPU_QUEUE(cpu)) && dispatch_task_of_rank(cpu, RANK_FEED);
 }
 
 /* Chooses a critical thread or a loader, if there is one that may go first. `task`: the running
  * task, NULL if it may not go on; `rank`: its rank. */
-static bool serve_ranks(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank,
+static bool dispatch_by_rank(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank,
 			__u64 now_ns)
 {
-	bool is_loader = task && rank == FEED;
+	bool is_loader = task && rank == RANK_FEED;
 
 	if (prev && !task)
 		raise_siblings(prev, cpu, now_ns);
-	note_waiting(now_ns);
-	if (first_lost_too_much(cpu, now_ns))
-		return serve_held_loader(cpu);
-	if ((rank == CRITICAL || queued_of_rank(cpu, CRITICAL)) && may_go_first(cpu, now_ns)) {
-		if (serve_rank(cpu, CRITICAL))
+	update_ordinary_task_waits(now_ns);
+	if (first_ordinary_lost_too_much(cpu, now_ns))
+		return dispatch_overdue_loader(cpu);
+	if ((rank == RANK_CRITICAL || queued_of_rank(cpu, RANK_CRITICAL)) && may_go_first(cpu, now_ns)) {
+		if (dispatch_task_of_rank(cpu, RANK_CRITICAL))
 			return true;
-		if (task && rank == CRITICAL) {
+		if (task && rank == RANK_CRITICAL) {
 			counters.critical_kept++;
-			return keep_first(prev, task, cpu, rank, now_ns);
+			return keep_running_by_rank(prev, task, cpu, rank, now_ns);
 		}
 	}
-	if (!(is_loader || queued_of_rank(cpu, FEED)) || !may_go_first(cpu, now_ns))
+	if (!(is_loader || queued_of_rank(cpu, RANK_FEED)) || !may_go_first(cpu, now_ns))
 		return false;
-	if (is_loader && is_first_loader(prev, task, cpu)) {
+	if (is_loader && loader_may_continue(prev, task, cpu)) {
 		counters.feed_kept++;
-		return keep_first(prev, task, cpu, rank, now_ns);
+		return keep_running_by_rank(prev, task, cpu, rank, now_ns);
 	}
-	return serve_rank(cpu, FEED);
+	return dispatch_task_of_rank(cpu, RANK_FEED);
 }
 
 void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 {
 	__u64 now_ns = scx_bpf_now();
-	struct task *task = continuing(prev, cpu, now_ns);
-	struct choice choice = {};
-	enum rank rank = ORDINARY;
+	struct task *task = charge_continuing_task(prev, cpu, now_ns);
+	struct queue_choice choice = {};
+	enum rank rank = RANK_ORDINARY;
 	bool is_first, pays = false, owes_pinned = false;
 
-	if (cpu_at(cpu)->lender && lend(prev, task, cpu, now_ns))
+	if (cpu_at(cpu)->lender && begin_loan(prev, task, cpu, now_ns))
 		return;
 	if (settings.privilege != PRIVILEGE_NOBODY) {
 		if (task && !task->yielded)
-			rank = rank_of(prev, task, now_ns);
-		if (serve_ranks(prev, task, cpu, rank, now_ns))
+			rank = rank_of_task(prev, task, now_ns);
+		if (dispatch_by_rank(prev, task, cpu, rank, now_ns))
 			return;
-		pays = must_pay(cpu_at(cpu));
+		pays = must_run_ordinary_task(cpu_at(cpu));
 		owes_pinned = !pays && pinned_lost_too_much(cpu, now_ns);
 	}
-	choose(&choice, cpu, !pays || cpu_at(cpu)->serves_loader, owes_pinned);
+	choose_queue(&choice, cpu, !pays || cpu_at(cpu)->loader_waits_too_long, owes_pinned);
 	if (pays && !choice.found) {
 		pays = false;
-		choose(&choice, cpu, true, false);
+		choose_queue(&choice, cpu, true, false);
 	}
 	/* CPUs that choose at the same tick must know it before the task runs. */
 	if (pays)
-		set_running_rank(cpu_at(cpu), ORDINARY, true, now_ns);
+		set_running_rank(cpu_at(cpu), RANK_ORDINARY, true, now_ns);
 	is_first = task && !task->yielded &&
 		   (!choice.found || !is_before(choice.vtime, comparable_vtime(prev, task))) &&
-		   !(pays && rank == FEED);
-	if (!is_first && choice.found && serve(cpu, &choice))
+		   !(pays && rank == RANK_FEED);
+	if (!is_first && choice.found && dispatch_chosen(cpu, &choice))
 		return;
-	if (!task && steal(cpu))
+	if (!task && dispatch_from_other_cache(cpu))
 		return;
 	if (task) {
 		counters.kept++;
-		keep(prev, task, now_ns);
+		keep_running(prev, task, now_ns);
 	} else {
-		set_running_rank(cpu_at(cpu), ORDINARY, false, now_ns);
-		promise_no_time(now_ns);
+		set_running_rank(cpu_at(cpu), RANK_ORDINARY, false, now_ns);
+		clear_guaranteed_time(now_ns);
 	}
 }
 
@@ -295,19 +295,19 @@ void CALLBACK(zernel_running, struct task_struct *p)
 	task->charged_ns = now_ns;
 	task->yielded = false;
 	task->class = class_of(p, task->woken_ns ?: now_ns);
-	count_run(task->class, task->woken_ns, now_ns);
+	count_run_start(task->class, task->woken_ns, now_ns);
 	task->woken_ns = 0;
 	cpu->runs_pinned = task->clock != SHARED_CLOCK;
 	/* Deadlines of classes stand still while a task waits for a CPU. */
-	rank = rank_of(p, task, task->runnable_ns);
+	rank = rank_of_task(p, task, task->runnable_ns);
 	if (settings.lends)
-		begin_turn(p, task, number, rank, now_ns);
-	note_rank(cpu, task, number, rank, now_ns);
+		begin_turn_or_gpu_poll(p, task, number, rank, now_ns);
+	set_task_and_cpu_rank(cpu, task, number, rank, now_ns);
 	if (advances_clock(task))
 		clock_advance_to(clock_of(task), p->scx.dsq_vtime, now_ns);
-	note_running(cpu, comparable_vtime(p, task), now_ns, weight_of(task));
+	set_running_task(cpu, comparable_vtime(p, task), now_ns, weight_of(task));
 	/* See bandwidth.bpf.h. */
-	if (must_wait(p, task->node, now_ns))
+	if (must_wait_for_budget(p, task->cgroup_node, now_ns))
 		scx_bpf_kick_cpu(number, SCX_KICK_PREEMPT);
 }
 
@@ -319,18 +319,18 @@ void CALLBACK(zernel_stopping, struct task_struct *p, bool runnable)
 	if (task) {
 		__u64 now_ns = scx_bpf_now();
 
-		charge(p, task, now_ns);
+		charge_task(p, task, now_ns);
 		if (settings.lends)
-			end_turn(p, task, cpu, now_ns);
+			end_turn_or_gpu_poll(p, task, cpu, now_ns);
 		task->runnable_ns = now_ns;
-		if (!runnable && rank_of(p, task, now_ns) == CRITICAL)
-			note_block(p, task, now_ns);
+		if (!runnable && rank_of_task(p, task, now_ns) == RANK_CRITICAL)
+			note_critical_thread_blocks(p, task, now_ns);
 	}
 	cpu->weight = 0;
 	cpu->runs_pinned = false;
 	/* If the task stays runnable, zernel_dispatch has already set the rank of the next task. */
 	if (!runnable)
-		set_running_rank(cpu, ORDINARY, false, scx_bpf_now());
+		set_running_rank(cpu, RANK_ORDINARY, false, scx_bpf_now());
 }
 
 void CALLBACK(zernel_tick, struct task_struct *p)
@@ -342,13 +342,13 @@ void CALLBACK(zernel_tick, struct task_struct *p)
 
 	if (!task)
 		return;
-	charge(p, task, now_ns);
+	charge_task(p, task, now_ns);
 	task->class = class_of(p, now_ns);
-	rank = rank_of(p, task, now_ns);
-	note_rank(cpu_at(number), task, number, rank, now_ns);
+	rank = rank_of_task(p, task, now_ns);
+	set_task_and_cpu_rank(cpu_at(number), task, number, rank, now_ns);
 	if (settings.lends)
 		watch_trainer(p, task, number, rank, now_ns);
-	if (must_wait(p, task->node, now_ns))
+	if (must_wait_for_budget(p, task->cgroup_node, now_ns))
 		set_slice(p, 0);
 }
 
@@ -374,8 +374,8 @@ void CALLBACK(zernel_runnable, struct task_struct *p, __u64 enq_flags)
 	/* A change of affinity or priority takes a waiting task out and puts it back. It waits on. */
 	if (enq_flags & SCX_ENQ_WAKEUP || !task->runnable_ns)
 		task->runnable_ns = scx_bpf_now();
-	set_waiting(p, task, false);
-	count_task(task, p->scx.weight);
+	set_waits_for_thread(p, task, false);
+	count_runnable_task(task, p->scx.weight);
 }
 
 void CALLBACK(zernel_quiescent, struct task_struct *p, __u64 deq_flags)
@@ -384,9 +384,9 @@ void CALLBACK(zernel_quiescent, struct task_struct *p, __u64 deq_flags)
 
 	if (!task)
 		return;
-	count_task(task, 0);
-	count_pinned(task, 0);
-	count_ordinary(task, false);
+	count_runnable_task(task, 0);
+	count_pinned_weight(task, 0);
+	count_ordinary_weight(task, false);
 	if (deq_flags & SCX_DEQ_SLEEP)
 		task->blocked_ns = scx_bpf_now();
 }
@@ -395,8 +395,8 @@ void CALLBACK(zernel_set_weight, struct task_struct *p, __u32 weight)
 {
 	struct task *task = task_of(p);
 
-	if (task && task->counted)
-		count_task(task, weight);
+	if (task && task->counted_weight)
+		count_runnable_task(task, weight);
 }
 
 /* A task of a higher class takes the CPU: what waits there in the local queue goes elsewhere. */
@@ -412,9 +412,9 @@ __s32 SLEEPABLE_CALLBACK(zernel_init_task, struct task_struct *p, struct scx_ini
 
 	if (!task)
 		return -12; /* ENOMEM */
-	task->node = find_node(args->cgroup->kn->id);
+	task->cgroup_node = find_cgroup_node(args->cgroup->kn->id);
 	task->clock = SHARED_CLOCK;
-	task->in_tree = is_in_tree(p, args->fork);
+	task->in_privileged_tree = is_in_privileged_tree(p, args->fork);
 	return 0;
 }
 
@@ -436,15 +436,15 @@ void CALLBACK(zernel_disable, struct task_struct *p)
 	struct task *task = task_of(p);
 
 	if (task)
-		forget_block(p, task);
+		forget_waits_for_thread(p, task);
 }
 
 __s32 SLEEPABLE_CALLBACK(zernel_cgroup_init, struct cgroup *cgroup,
 			 struct scx_cgroup_init_args *args)
 {
-	__u32 index = create_node(cgroup, args->weight);
+	__u32 index = create_cgroup_node(cgroup, args->weight);
 
-	if (index == ROOT && cgroup->level > 0)
+	if (index == ROOT_CGROUP_INDEX && cgroup->level > 0)
 		counters.uncounted_cgroups++;
 	if (bpf_core_field_exists(args->bw_quota_us) && args->bw_quota_us < NO_LIMIT_US)
 		limit_cgroup(index, args->bw_quota_us * 1000, args->bw_period_us * 1000);
@@ -453,8 +453,8 @@ __s32 SLEEPABLE_CALLBACK(zernel_cgroup_init, struct cgroup *cgroup,
 
 void SLEEPABLE_CALLBACK(zernel_cgroup_exit, struct cgroup *cgroup)
 {
-	limit_cgroup(find_node(cgroup->kn->id), 0, 0);
-	delete_node(cgroup);
+	limit_cgroup(find_cgroup_node(cgroup->kn->id), 0, 0);
+	delete_cgroup_node(cgroup);
 }
 
 void CALLBACK(zernel_cgroup_move, struct task_struct *p, struct cgroup *from, struct cgroup *to)
@@ -464,24 +464,24 @@ void CALLBACK(zernel_cgroup_move, struct task_struct *p, struct cgroup *from, st
 
 	if (!task)
 		return;
-	counted = task->counted;
-	count_task(task, 0);
-	task->node = find_node(to->kn->id);
-	count_task(task, counted);
+	counted = task->counted_weight;
+	count_runnable_task(task, 0);
+	task->cgroup_node = find_cgroup_node(to->kn->id);
+	count_runnable_task(task, counted);
 }
 
 void CALLBACK(zernel_cgroup_set_weight, struct cgroup *cgroup, __u32 weight)
 {
-	set_node_weight(cgroup, weight);
+	set_cgroup_weight(cgroup, weight);
 }
 
-/* Since Linux 6.17. Before, the userspace half reads cpu.max and calls set_limit. */
+/* Since Linux 6.17. Before, the userspace half reads cpu.max and calls set_cpu_limit. */
 void CALLBACK(zernel_cgroup_set_bandwidth, struct cgroup *cgroup, __u64 period_us, __u64 quota_us,
 	      __u64 burst_us)
 {
 	__u64 quota_ns = quota_us < NO_LIMIT_US ? quota_us * 1000 : 0;
 
-	limit_cgroup(find_node(cgroup->kn->id), quota_ns, period_us * 1000);
+	limit_cgroup(find_cgroup_node(cgroup->kn->id), quota_ns, period_us * 1000);
 }
 
 SEC("syscall")
@@ -498,16 +498,16 @@ int set_policy(struct policy *wanted)
 	settings.privileged_id = id;
 	/* Cgroups that are created meanwhile compare themselves with this. */
 	node = bpf_map_lookup_elem(&node_of_cgroup, &id);
-	privileged_node = node ? *node : NO_NODE;
+	privileged_cgroup_node = node ? *node : NO_CGROUP_NODE;
 	settings.privilege = wanted->privilege;
 	return 0;
 }
 
 /* Returns the CPU time of the guarantee that others have not got yet, in microseconds. */
 SEC("syscall")
-int read_loss(void *context)
+int read_promised_time_us(void *context)
 {
-	return (__u64)promised_ns / 1000;
+	return (__u64)promised_ordinary_ns / 1000;
 }
 
 /* Makes the calling process the privileged one. */
@@ -519,9 +519,9 @@ int privilege_caller(void *context)
 }
 
 SEC("syscall")
-int set_limit(struct limit *wanted)
+int set_cpu_limit(struct cpu_limit *wanted)
 {
-	limit_cgroup(find_node(wanted->cgroup_id), wanted->quota_ns, wanted->period_ns);
+	limit_cgroup(find_cgroup_node(wanted->cgroup_id), wanted->quota_ns, wanted->period_ns);
 	return 0;
 }
 
@@ -536,13 +536,13 @@ void SLEEPABLE_CALLBACK(zernel_cpu_offline, __s32 cpu)
 
 __s32 SLEEPABLE_CALLBACK(zernel_init)
 {
-	return create_queues() ?: prepare_timer() ?: prepare_lend_timers() ?: start_aging();
+	return create_queues() ?: prepare_throttle_timer() ?: prepare_lend_timers() ?: start_aging_timer();
 }
 
 void CALLBACK(zernel_exit, struct scx_exit_info *info)
 {
-	bpf_probe_read_kernel_str(ending.reason, MESSAGE_BYTES, BPF_CORE_READ(info, reason));
-	bpf_probe_read_kernel_str(ending.message, MESSAGE_BYTES, BPF_CORE_READ(info, msg));
+	bpf_probe_read_kernel_str(ending.reason, ENDING_MESSAGE_BYTES, BPF_CORE_READ(info, reason));
+	bpf_probe_read_kernel_str(ending.message, ENDING_MESSAGE_BYTES, BPF_CORE_READ(info, msg));
 	ending.kind = BPF_CORE_READ(info, kind);
 }
 

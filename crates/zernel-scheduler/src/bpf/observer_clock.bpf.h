@@ -13,13 +13,13 @@
 /* How far the observer's clock is ahead of the scheduler's. */
 static __s64 observer_lead_ns;
 
-static void follow_observer_clock(void)
+static void update_observer_lead(void)
 {
 	observer_lead_ns = bpf_ktime_get_ns() - scx_bpf_now();
 }
 
 /* Whether an observer writes the task states. */
-static bool is_observed(__u64 now_ns)
+static bool has_live_observer(__u64 now_ns)
 {
 	return zernel_is_observed(now_ns + observer_lead_ns);
 }
@@ -34,7 +34,7 @@ static __u64 class_until_ns(const struct zernel_task_state *state)
 {
 	__u64 until_ns = state->class_until_ns;
 
-	return until_ns == ZERNEL_CLASS_HOLDS ? until_ns : until_ns - observer_lead_ns;
+	return until_ns == ZERNEL_CLASS_NO_DEADLINE ? until_ns : until_ns - observer_lead_ns;
 }
 
 #endif

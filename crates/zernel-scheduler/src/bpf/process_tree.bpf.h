@@ -25,7 +25,7 @@ static bool has_ancestor(struct task_struct *p, __u32 process)
 }
 
 /* Whether a task that the scheduler meets is in the tree. A new one inherits from its creator. */
-static bool is_in_tree(struct task_struct *p, bool is_new)
+static bool is_in_privileged_tree(struct task_struct *p, bool is_new)
 {
 	struct task *creator;
 
@@ -34,7 +34,7 @@ static bool is_in_tree(struct task_struct *p, bool is_new)
 	if (!is_new)
 		return has_ancestor(p, settings.privileged_process);
 	creator = task_of(bpf_get_current_task_btf());
-	return creator && creator->in_tree;
+	return creator && creator->in_privileged_tree;
 }
 
 #endif

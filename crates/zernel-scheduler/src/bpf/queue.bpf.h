@@ -16,15 +16,15 @@
 
 /* A task of another cache must be behind by this much virtual time to be taken, because it runs
  * slower for a while after the change. */
-#define CACHE_LEAD 12000000ULL
+#define OTHER_CACHE_LEAD_VTIME 12000000ULL
 /* Tasks at the head of a queue that are looked at to find one that may run on a CPU. */
-#define HEADS 8
+#define QUEUE_HEAD_CANDIDATES 8
 /* A critical thread that has waited for this long goes first on CPUs that choose by virtual time. Ordinary tasks
  * are at the front of their queue after half of it: many critical threads that take turns, each of which waits
  * for long, must not take the CPUs that pay the guarantee. */
-#define LONGEST_CRITICAL_WAIT_NS (2 * LEAD_NS)
+#define LONGEST_CRITICAL_WAIT_NS (2 * MAX_LEAD_NS)
 /* A shorter wait is never too long. */
-#define LONG_WAIT_NS (SECOND_NS / 10)
+#define MIN_LONG_WAIT_NS (SECOND_NS / 10)
 
 static __u32 llc_of(__u64 cpu)
 {
@@ -41,13 +41,13 @@ static bool is_pinned(const struct task_struct *p)
 	       (p->migration_disabled == 1 && p != bpf_get_current_task_btf());
 }
 
-static __u64 queue_of(const struct task *task, __u32 cpu)
+static __u64 queue_of_task(const struct task *task, __u32 cpu)
 {
 	return task->clock == SHARED_CLOCK ? LLC_QUEUE(llc_of(cpu)) : CPU_QUEUE(task->clock);
 }
 
 /* Counts a runnable task at the CPU that it is pinned to; a weight of 0 ends that. */
-static void count_pinned(struct task *task, __u32 weight)
+static void count_pinned_weight(struct task *task, __u32 weight)
 {
 	struct cpu *cpu = cpu_at(task->clock);
 	__s64 difference = (__s64)weight - task->pinned_weight;
@@ -63,35 +63,35 @@ static void change_clock(struct task_struct *p, struct task *task, __u32 clock)
 {
 	__u64 lag = clock_of(task)->now - p->scx.dsq_vtime;
 
-	count_pinned(task, 0);
+	count_pinned_weight(task, 0);
 	task->clock = clock;
 	set_vtime(p, clock_of(task)->now - lag);
 }
 
 /* Before the first pinned task becomes runnable on a CPU, sets its clock equal to the shared clock. */
-static void begin_pinned(__u32 number)
+static void reset_pinned_clock_offset(__u32 number)
 {
 	struct cpu *cpu = cpu_at(number);
 
 	if (!cpu->runs_pinned && !scx_bpf_dsq_nr_queued(CPU_QUEUE(number)))
-		cpu->offset = shared_clock.now - cpu->clock.now;
+		cpu->offset_to_shared_clock = shared_clock.now - cpu->pinned_clock.now;
 }
 
 /* Chooses the clock of a task that becomes runnable on a CPU, and bounds its virtual time. */
-static void place(struct task_struct *p, struct task *task, __u32 cpu, bool is_wakeup)
+static void choose_clock_and_bound_vtime(struct task_struct *p, struct task *task, __u32 cpu, bool is_wakeup)
 {
 	__u32 wanted = is_pinned(p) ? cpu : SHARED_CLOCK;
 	const struct clock *clock;
 	__u64 credit, lag;
 
 	if (wanted != SHARED_CLOCK)
-		begin_pinned(wanted);
+		reset_pinned_clock_offset(wanted);
 	if (wanted != task->clock)
 		change_clock(p, task, wanted);
 	if (wanted != SHARED_CLOCK)
-		count_pinned(task, weight_of(task) >> WEIGHT_SHIFT ?: 1);
+		count_pinned_weight(task, weight_of(task) >> WEIGHT_SHIFT ?: 1);
 	clock = clock_of(task);
-	lag = clock_advance_in(clock, LAG_NS);
+	lag = clock_advance_in(clock, MAX_LAG_NS);
 	if (is_wakeup) {
 		credit = virtual_time(settings.slice_ns, weight_of(task));
 		lag = credit < lag ? credit : lag;
@@ -101,7 +101,7 @@ static void place(struct task_struct *p, struct task *task, __u32 cpu, bool is_w
 
 /* Returns a running task to the shared clock when it may migrate again. The kernel forbids migration
  * while a probe runs, and a task that is kept on its CPU is not placed again. */
-static void end_pinned(struct task_struct *p, struct task *task, __u32 cpu)
+static void return_to_shared_clock(struct task_struct *p, struct task *task, __u32 cpu)
 {
 	if (task->clock == SHARED_CLOCK || is_pinned(p))
 		return;
@@ -114,12 +114,12 @@ static void end_pinned(struct task_struct *p, struct task *task, __u32 cpu)
 static __u64 front_vtime(const struct task *task, __u64 ago_ns)
 {
 	__u64 shared_front =
-		shared_clock.now - clock_advance_in(&shared_clock, LAG_NS + ago_ns);
+		shared_clock.now - clock_advance_in(&shared_clock, MAX_LAG_NS + ago_ns);
 	const struct clock *clock = clock_of(task);
-	__u64 front = clock->now - clock_advance_in(clock, LAG_NS + ago_ns);
+	__u64 front = clock->now - clock_advance_in(clock, MAX_LAG_NS + ago_ns);
 
 	if (task->clock != SHARED_CLOCK)
-		shared_front -= cpu_at(task->clock)->offset;
+		shared_front -= cpu_at(task->clock)->offset_to_shared_clock;
 	return is_before(shared_front, front) ? shared_front : front;
 }
 
@@ -130,14 +130,14 @@ static bool has_waited(const struct task *task, __u64 ns, __u64 now_ns)
 }
 
 /* The virtual time of a critical thread in a queue. If it has waited for too long, it is as if it had been at the
- * front since it had waited for LEAD_NS: of all tasks that have, the one that has waited longest runs next. */
+ * front since it had waited for MAX_LEAD_NS: of all tasks that have, the one that has waited longest runs next. */
 static __u64 critical_vtime(const struct task_struct *p, const struct task *task)
 {
 	__u64 now_ns = scx_bpf_now();
 
 	if (!has_waited(task, LONGEST_CRITICAL_WAIT_NS, now_ns))
 		return p->scx.dsq_vtime;
-	return front_vtime(task, now_ns - task->runnable_ns - LEAD_NS);
+	return front_vtime(task, now_ns - task->runnable_ns - MAX_LEAD_NS);
 }
 
 /* Whether a task is a thread of the observer. Also true if the heartbeat is late: the task may be why. */
@@ -157,7 +157,7 @@ struct first_task {
 };
 
 /* The verifier checks a global function once, not at every call: loading would take minutes. */
-__attribute__((noinline)) bool find_first(__u64 queue, __u32 cpu, struct first_task *first)
+__attribute__((noinline)) bool find_first_task_for_cpu(__u64 queue, __u32 cpu, struct first_task *first)
 {
 	struct bpf_iter_scx_dsq it;
 	const struct task *task;
@@ -169,7 +169,7 @@ __attribute__((noinline)) bool find_first(__u64 queue, __u32 cpu, struct first_t
 	if (!first || !scx_bpf_dsq_nr_queued(queue))
 		return false;
 	if (!bpf_iter_scx_dsq_new(&it, queue, 0)) {
-		for (looked = 0; looked < HEADS && !found; looked++) {
+		for (looked = 0; looked < QUEUE_HEAD_CANDIDATES && !found; looked++) {
 			p = bpf_iter_scx_dsq_next(&it);
 			if (!p)
 				break;
@@ -181,7 +181,7 @@ __attribute__((noinline)) bool find_first(__u64 queue, __u32 cpu, struct first_t
 			task = settings.may_privilege ? task_of(p) : NULL;
 			first->runnable_ns = task ? task->runnable_ns : 0;
 			first->is_observer = task && is_observer(p);
-			if (task && queue >= RANK_QUEUE(0, CRITICAL))
+			if (task && queue >= RANK_QUEUE(0, RANK_CRITICAL))
 				first->vtime = critical_vtime(p, task);
 		}
 	}
@@ -190,33 +190,33 @@ __attribute__((noinline)) bool find_first(__u64 queue, __u32 cpu, struct first_t
 }
 
 /* The queue from which a CPU should take its next task. */
-struct choice {
+struct queue_choice {
 	bool found;
 	bool changes_cache; /* the queue is that of another last-level cache */
 	__u64 queue;
-	__u64 vtime; /* by the shared clock; later by CACHE_LEAD for a task of another cache */
+	__u64 vtime; /* by the shared clock; later by OTHER_CACHE_LEAD_VTIME for a task of another cache */
 };
 
 /* Keeps the clock of pinned tasks near the shared one: ahead is forgiven where nobody else wanted
  * the CPU, and far behind is forgotten. */
-static void couple_clocks(struct cpu *cpu, bool nobody_else)
+static void bound_pinned_clock_offset(struct cpu *cpu, bool nobody_else)
 {
-	__u64 lag = clock_advance_in(&shared_clock, LAG_NS);
-	__u64 pinned = cpu->clock.now + cpu->offset;
+	__u64 lag = clock_advance_in(&shared_clock, MAX_LAG_NS);
+	__u64 pinned = cpu->pinned_clock.now + cpu->offset_to_shared_clock;
 
 	if (nobody_else && is_before(shared_clock.now, pinned))
-		cpu->offset = shared_clock.now - cpu->clock.now;
+		cpu->offset_to_shared_clock = shared_clock.now - cpu->pinned_clock.now;
 	else if (is_before(pinned, shared_clock.now - lag))
-		cpu->offset = shared_clock.now - lag - cpu->clock.now;
+		cpu->offset_to_shared_clock = shared_clock.now - lag - cpu->pinned_clock.now;
 }
 
 /* Chooses the first task of a queue if it comes before what is chosen. Added to its virtual time,
  * `offset` gives one that can be compared. */
-static bool consider(struct choice *choice, __u64 queue, __u32 number, __u64 offset)
+static bool choose_queue_if_earlier(struct queue_choice *choice, __u64 queue, __u32 number, __u64 offset)
 {
 	struct first_task first = {};
 
-	if (!find_first(queue, number, &first))
+	if (!find_first_task_for_cpu(queue, number, &first))
 		return false;
 	first.vtime += offset;
 	if (choice->found && !is_before(first.vtime, choice->vtime))
@@ -229,50 +229,50 @@ static bool consider(struct choice *choice, __u64 queue, __u32 number, __u64 off
 
 /* Balances the caches while all of them are busy: chooses the first task of another cache if it is
  * far behind. Another cache is looked at each time. */
-static void look_at_other_cache(struct choice *choice, __u32 number)
+static void choose_queue_of_other_cache(struct queue_choice *choice, __u32 number)
 {
 	__u32 step = cpu_at(number)->next_cache++ % (settings.llcs - 1);
 	__u64 queue = LLC_QUEUE((llc_of(number) + 1 + step) % settings.llcs);
 
-	choice->changes_cache = consider(choice, queue, number, CACHE_LEAD);
+	choice->changes_cache = choose_queue_if_earlier(choice, queue, number, OTHER_CACHE_LEAD_VTIME);
 	if (settings.may_privilege &&
-	    (consider(choice, RANK_QUEUE(queue, CRITICAL), number, CACHE_LEAD) ||
-	     consider(choice, RANK_QUEUE(queue, FEED), number, CACHE_LEAD)))
+	    (choose_queue_if_earlier(choice, RANK_QUEUE(queue, RANK_CRITICAL), number, OTHER_CACHE_LEAD_VTIME) ||
+	     choose_queue_if_earlier(choice, RANK_QUEUE(queue, RANK_FEED), number, OTHER_CACHE_LEAD_VTIME)))
 		choice->changes_cache = true;
 }
 
 /* Compares the first tasks of the queues of all ranks, those of loaders only with `loaders`. */
-static void consider_ranks(struct choice *choice, __u64 queue, __u32 number, bool loaders)
+static void choose_queue_of_any_rank(struct queue_choice *choice, __u64 queue, __u32 number, bool loaders)
 {
-	consider(choice, queue, number, 0);
+	choose_queue_if_earlier(choice, queue, number, 0);
 	if (!settings.may_privilege)
 		return;
-	consider(choice, RANK_QUEUE(queue, CRITICAL), number, 0);
+	choose_queue_if_earlier(choice, RANK_QUEUE(queue, RANK_CRITICAL), number, 0);
 	if (loaders)
-		consider(choice, RANK_QUEUE(queue, FEED), number, 0);
+		choose_queue_if_earlier(choice, RANK_QUEUE(queue, RANK_FEED), number, 0);
 }
 
 /* Compares the first tasks of the queues of a CPU, those of loaders only with `loaders`, and those
  * of another cache. With `owes_pinned` tasks that can run on this CPU only come first. */
-static void choose(struct choice *choice, __u32 number, bool loaders, bool owes_pinned)
+static void choose_queue(struct queue_choice *choice, __u32 number, bool loaders, bool owes_pinned)
 {
 	struct cpu *cpu = cpu_at(number);
-	struct choice pinned = {};
+	struct queue_choice pinned = {};
 
-	consider_ranks(choice, LLC_QUEUE(llc_of(number)), number, loaders);
-	consider_ranks(&pinned, CPU_QUEUE(number), number, loaders);
+	choose_queue_of_any_rank(choice, LLC_QUEUE(llc_of(number)), number, loaders);
+	choose_queue_of_any_rank(&pinned, CPU_QUEUE(number), number, loaders);
 	if (pinned.found || cpu->runs_pinned)
-		couple_clocks(cpu, !choice->found);
-	pinned.vtime += cpu->offset;
+		bound_pinned_clock_offset(cpu, !choice->found);
+	pinned.vtime += cpu->offset_to_shared_clock;
 	if (pinned.found &&
 	    (owes_pinned || !choice->found || is_before(pinned.vtime, choice->vtime)))
 		*choice = pinned;
 	if (settings.llcs > 1)
-		look_at_other_cache(choice, number);
+		choose_queue_of_other_cache(choice, number);
 }
 
 /* Takes a task for a CPU from the chosen queue, or else from one of its own two. */
-static bool serve(__u32 cpu, const struct choice *choice)
+static bool dispatch_chosen(__u32 cpu, const struct queue_choice *choice)
 {
 	if (scx_bpf_dsq_move_to_local(choice->queue)) {
 		if (choice->changes_cache)
@@ -284,13 +284,13 @@ static bool serve(__u32 cpu, const struct choice *choice)
 }
 
 /* Takes a task of this rank from one of the two queues of a CPU: the one whose first task has waited longer. */
-static bool serve_rank(__u32 cpu, enum rank rank)
+static bool dispatch_task_of_rank(__u32 cpu, enum rank rank)
 {
 	__u64 pinned_queue = RANK_QUEUE(CPU_QUEUE(cpu), rank);
 	__u64 queue = RANK_QUEUE(LLC_QUEUE(llc_of(cpu)), rank);
 	struct first_task pinned = {}, first = {};
 
-	if (find_first(pinned_queue, cpu, &pinned) && find_first(queue, cpu, &first) &&
+	if (find_first_task_for_cpu(pinned_queue, cpu, &pinned) && find_first_task_for_cpu(queue, cpu, &first) &&
 	    is_before(first.runnable_ns, pinned.runnable_ns) && scx_bpf_dsq_move_to_local(queue))
 		return true;
 	return scx_bpf_dsq_move_to_local(pinned_queue) || scx_bpf_dsq_move_to_local(queue);
@@ -304,7 +304,7 @@ static __u32 queued_of_rank(__u32 cpu, enum rank rank)
 }
 
 /* Whether an ordinary task waits in the queue of any cache. */
-static bool ordinary_waits(void)
+static bool any_ordinary_task_waits(void)
 {
 	__u32 llc;
 
@@ -315,7 +315,7 @@ static bool ordinary_waits(void)
 }
 
 /* Takes a task from the queue of another last-level cache. */
-static bool steal(__u32 cpu)
+static bool dispatch_from_other_cache(__u32 cpu)
 {
 	__u32 own = llc_of(cpu), step, llc;
 
@@ -323,8 +323,8 @@ static bool steal(__u32 cpu)
 		llc = (own + step) % settings.llcs;
 		if (scx_bpf_dsq_move_to_local(LLC_QUEUE(llc)) ||
 		    (settings.may_privilege &&
-		     (scx_bpf_dsq_move_to_local(RANK_QUEUE(LLC_QUEUE(llc), CRITICAL)) ||
-		      scx_bpf_dsq_move_to_local(RANK_QUEUE(LLC_QUEUE(llc), FEED))))) {
+		     (scx_bpf_dsq_move_to_local(RANK_QUEUE(LLC_QUEUE(llc), RANK_CRITICAL)) ||
+		      scx_bpf_dsq_move_to_local(RANK_QUEUE(LLC_QUEUE(llc), RANK_FEED))))) {
 			counters.stolen++;
 			return true;
 		}
@@ -345,8 +345,8 @@ static void wake_idle_cpu(struct task_struct *p, const struct task *task, __s32 
 static __s32 create_rank_queues(__u64 queue)
 {
 	return scx_bpf_create_dsq(queue, -1)			       ?:
-		       scx_bpf_create_dsq(RANK_QUEUE(queue, FEED), -1) ?:
-		       scx_bpf_create_dsq(RANK_QUEUE(queue, CRITICAL), -1);
+		       scx_bpf_create_dsq(RANK_QUEUE(queue, RANK_FEED), -1) ?:
+		       scx_bpf_create_dsq(RANK_QUEUE(queue, RANK_CRITICAL), -1);
 }
 
 static __s32 create_queues(void)

@@ -26,29 +26,29 @@ _Static_assert(MAX_LLCS <= 0x10000 && MAX_CPUS <= 0x10000, "queues do not overla
 
 /* Tasks with a higher rank go first, as far as the guarantee allows. */
 enum rank {
-	ORDINARY,
-	FEED, /* loads data that its trainer waits for, or soon will */
-	CRITICAL, /* a step waits for it */
+	RANK_ORDINARY,
+	RANK_FEED, /* loads data that its trainer waits for, or soon will */
+	RANK_CRITICAL, /* a step waits for it */
 };
 
 /* The last two lengths of something that repeats. */
-struct last_lengths {
+struct last_two_lengths {
 	__u64 last_ns;
-	__u64 before_ns;
+	__u64 previous_ns;
 };
 
 struct task {
-	__u32 node; /* of its cgroup */
-	__u32 counted; /* the weight that is counted there; 0 while it sleeps */
+	__u32 cgroup_node; /* of its cgroup */
+	__u32 counted_weight; /* the weight that is counted there; 0 while it sleeps */
 	__u32 clock; /* the clock of its virtual time: SHARED_CLOCK or a CPU */
 	__u32 pinned_weight; /* counted at that CPU */
 	__u32 ordinary_weight; /* counted in the sum of that name */
 	bool yielded;
 	bool throttled; /* it waits for a budget of cpu.max, not for a CPU */
-	bool waits; /* a critical thread that waits for another thread: see siblings.bpf.h */
-	bool in_tree; /* it is, or descends from, settings.privileged_process */
+	bool waits_for_thread; /* a critical thread that waits for another thread: see siblings.bpf.h */
+	bool in_privileged_tree; /* it is, or descends from, settings.privileged_process */
 	__u8 class; /* enum zernel_class; as seen when it began to run, or at the last tick */
-	__u8 rank; /* enum rank; ORDINARY also if the guarantee does not let it go first */
+	__u8 rank; /* enum rank; RANK_ORDINARY also if the guarantee does not let it go first */
 	__u64 charged_ns; /* its running time is charged up to here */
 	__u64 woken_ns; /* when it woke up; 0: it has run since */
 	__u64 runnable_ns; /* when it last woke up or stopped running */
@@ -57,17 +57,17 @@ struct task {
 	/* GPU waits of a training thread: see lend.bpf.h. */
 	__u64 gpu_wait_since_ns; /* since when it spins until the GPU is done; 0: it does not */
 	__u64 gpu_wait_ended_ns; /* when the last wait ended */
-	struct last_lengths gpu_waits;
-	struct last_lengths between_gpu_waits; /* from the end of a wait to the next one */
+	struct last_two_lengths gpu_waits;
+	struct last_two_lengths between_gpu_waits; /* from the end of a wait to the next one */
 	/* Hand-off: see handoff.bpf.h. */
 	__u32 donor; /* the thread that it inherits from */
-	__u32 handoff; /* number of the hand-off in its process */
-	__u64 heir_until_ns; /* 0: it does not inherit */
+	__u32 handoff_number; /* number of the hand-off in its process */
+	__u64 inherits_until_ns; /* 0: it does not inherit */
 	/* State of the whole process. Only the struct of its main thread uses these fields. */
-	__u32 handoffs;
+	__u32 handoff_count;
 	__u32 trainer; /* the training thread that was last seen */
-	__s32 waiting_threads; /* its critical threads that wait for another thread */
-	__u64 data_wait_ns; /* when a training thread last stopped waiting for data */
+	__s32 waiting_critical_threads; /* its critical threads that wait for another thread */
+	__u64 data_wait_ended_ns; /* when a training thread last stopped waiting for data */
 };
 
 struct {
@@ -80,19 +80,19 @@ struct {
 /* The running task as others see it, and the clock of the tasks that can run on this CPU only. */
 struct cpu {
 	__u64 vtime; /* of the running task when it started, by the shared clock */
-	__u64 since_ns;
+	__u64 running_since_ns;
 	__u64 weight; /* effective; 0: nothing runs */
-	struct clock clock;
-	__u64 offset; /* added to a virtual time by `clock`, gives one by the shared clock */
+	struct clock pinned_clock;
+	__u64 offset_to_shared_clock; /* added to a virtual time by `pinned_clock`, gives one by the shared clock */
 	__s64 pinned_weight; /* of the runnable tasks that can run on this CPU only */
 	__u32 next_cache; /* which other cache to look at next */
-	bool serves_loader; /* a loader that it could run has waited for too long */
+	bool loader_waits_too_long; /* a loader that it could run has waited for too long */
 	bool runs_pinned;
 	bool is_ordinary; /* counted in ordinary_cpus */
-	bool serves_waiting; /* a task that it could run has waited for too long */
+	bool task_waits_too_long; /* a task that it could run has waited for too long */
 	__u8 rank; /* of the running task, of one that is about to run, or of the lender */
 	bool lends; /* a borrower runs, and the lender waits in the local queue */
-	bool is_watched; /* its timer looks at the running task */
+	bool lend_timer_runs; /* its timer looks at the running task */
 	__u64 turn_ns; /* the length of the borrower's turn */
 	__u32 lender; /* the thread that lends the CPU, or is about to; 0: none */
 } __attribute__((aligned(64)));
@@ -103,12 +103,12 @@ static struct clock shared_clock;
  * can run on one CPU only do not count. */
 static __s64 ordinary_cpus, ordinary_weight;
 /* The CPU time of the guarantee that ordinary tasks have not got yet, and until when it is counted. */
-static __s64 promised_ns;
+static __s64 promised_ordinary_ns;
 static __u64 promised_up_to_ns;
 /* Whether an ordinary task waits, and so loses what a task that goes first takes beyond its share. */
-static bool others_wait;
+static bool ordinary_task_waits;
 /* The CPU to look at next for a task to preempt. */
-static __u32 next_candidate;
+static __u32 next_preemption_candidate;
 
 /* The mask shows the verifier that the index is in range: the loader refuses machines with more
  * CPUs. */
@@ -123,7 +123,7 @@ static struct task *task_of(struct task_struct *p)
 }
 
 /* The state of the main thread of a task's process. */
-static struct task *process_of(struct task_struct *p)
+static struct task *process_state_of(struct task_struct *p)
 {
 	struct task_struct *leader = p->group_leader;
 
@@ -132,7 +132,7 @@ static struct task *process_of(struct task_struct *p)
 
 static struct clock *clock_of(const struct task *task)
 {
-	return task->clock == SHARED_CLOCK ? &shared_clock : &cpu_at(task->clock)->clock;
+	return task->clock == SHARED_CLOCK ? &shared_clock : &cpu_at(task->clock)->pinned_clock;
 }
 
 /* A task's virtual time, by the shared clock. */
@@ -140,7 +140,7 @@ static __u64 comparable_vtime(const struct task_struct *p, const struct task *ta
 {
 	__u64 vtime = p->scx.dsq_vtime;
 
-	return task->clock == SHARED_CLOCK ? vtime : vtime + cpu_at(task->clock)->offset;
+	return task->clock == SHARED_CLOCK ? vtime : vtime + cpu_at(task->clock)->offset_to_shared_clock;
 }
 
 static bool is_privileged(const struct task_struct *p, const struct task *task)
@@ -149,9 +149,9 @@ static bool is_privileged(const struct task_struct *p, const struct task *task)
 	case PRIVILEGE_ALL:
 		return true;
 	case PRIVILEGE_CGROUP:
-		return is_below_privileged(task->node);
+		return is_in_privileged_cgroup(task->cgroup_node);
 	case PRIVILEGE_TREE:
-		return task->in_tree;
+		return task->in_privileged_tree;
 	case PRIVILEGE_USER:
 		return BPF_CORE_READ(p, real_cred, uid.val) == settings.privileged_id;
 	default:
@@ -161,7 +161,7 @@ static bool is_privileged(const struct task_struct *p, const struct task *task)
 
 static __u64 weight_of(const struct task *task)
 {
-	return effective_weight(task->node, task->counted ?: DEFAULT_WEIGHT);
+	return effective_weight(task->cgroup_node, task->counted_weight ?: DEFAULT_WEIGHT);
 }
 
 /* The virtual time of running for `ns` with an effective weight. */
@@ -178,17 +178,17 @@ static __u64 real_time(__u64 vtime, __u64 weight)
 }
 
 /* Counts a task as runnable with this weight; 0: as sleeping. */
-static void count_task(struct task *task, __u32 weight)
+static void count_runnable_task(struct task *task, __u32 weight)
 {
-	__s64 difference = (__s64)weight - task->counted;
+	__s64 difference = (__s64)weight - task->counted_weight;
 
-	task->counted = weight;
+	task->counted_weight = weight;
 	if (difference)
-		add_runnable_weight(task->node, difference);
+		add_runnable_weight(task->cgroup_node, difference);
 }
 
 /* Counts a task among the runnable ordinary ones, or no longer. */
-static void count_ordinary(struct task *task, bool is_ordinary)
+static void count_ordinary_weight(struct task *task, bool is_ordinary)
 {
 	__u32 weight = 0;
 	__s64 difference;
@@ -204,9 +204,9 @@ static void count_ordinary(struct task *task, bool is_ordinary)
 }
 
 /* Whether an ordinary task waits that has the clock of this one. */
-static bool ordinary_waits_beside(const struct task *task)
+static bool ordinary_task_waits_on_clock(const struct task *task)
 {
-	return task->clock == SHARED_CLOCK ? others_wait :
+	return task->clock == SHARED_CLOCK ? ordinary_task_waits :
 					     scx_bpf_dsq_nr_queued(CPU_QUEUE(task->clock)) > 0;
 }
 
@@ -214,12 +214,12 @@ static bool ordinary_waits_beside(const struct task *task)
  * task waits: if the clock stood still, a loader that is ahead of it would wait for all others. */
 static bool advances_clock(const struct task *task)
 {
-	return task->rank == ORDINARY || (task->rank == FEED && !ordinary_waits_beside(task));
+	return task->rank == RANK_ORDINARY || (task->rank == RANK_FEED && !ordinary_task_waits_on_clock(task));
 }
 
 /* Notes what a pinned task that goes first takes beyond its share of all CPUs. The clock of its CPU
  * only shows what it takes from the tasks that are pinned there. */
-static void owe_pinned(struct task *task, __u64 used_ns, __u64 weight)
+static void add_debt_of_pinned_task(struct task *task, __u64 used_ns, __u64 weight)
 {
 	__u64 earliest = shared_clock.now - virtual_time(settings.slice_ns, weight);
 	__s64 beyond;
@@ -231,13 +231,13 @@ static void owe_pinned(struct task *task, __u64 used_ns, __u64 weight)
 	if (beyond <= 0)
 		return;
 	task->share_vtime = shared_clock.now;
-	if (others_wait)
-		owe(task->node, real_time(beyond, weight));
+	if (ordinary_task_waits)
+		add_tenant_debt(task->cgroup_node, real_time(beyond, weight));
 }
 
 /* Advances the virtual time of a task that ran. The guarantee bounds what a task takes that goes
  * first, so it need not wait for it afterwards: its tenant owes it. */
-static void advance(struct task_struct *p, struct task *task, __u64 used_ns)
+static void advance_task_vtime(struct task_struct *p, struct task *task, __u64 used_ns)
 {
 	const struct clock *clock = clock_of(task);
 	bool is_shared = clock == &shared_clock;
@@ -246,9 +246,9 @@ static void advance(struct task_struct *p, struct task *task, __u64 used_ns)
 	__s64 beyond;
 
 	if (!task->rank && is_shared && is_privileged(p, task))
-		used_ns += pay(task->node, clock, used_ns);
+		used_ns += repay_tenant_debt(task->cgroup_node, clock, used_ns);
 	if (task->rank && !is_shared)
-		owe_pinned(task, used_ns, weight);
+		add_debt_of_pinned_task(task, used_ns, weight);
 	set_vtime(p, p->scx.dsq_vtime + virtual_time(used_ns, weight));
 	beyond = p->scx.dsq_vtime - clock->now;
 	if (beyond <= 0 || advances_clock(task))
@@ -256,36 +256,36 @@ static void advance(struct task_struct *p, struct task *task, __u64 used_ns)
 	set_vtime(p, clock->now);
 	/* What a loader took before, while nobody waited, is not owed. */
 	taken_ns = real_time(beyond, weight);
-	if (is_shared && others_wait)
-		owe(task->node, taken_ns < used_ns ? taken_ns : used_ns);
+	if (is_shared && ordinary_task_waits)
+		add_tenant_debt(task->cgroup_node, taken_ns < used_ns ? taken_ns : used_ns);
 }
 
 /* Charges the running task for the time since it was last charged. */
-static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
+static void charge_task(struct task_struct *p, struct task *task, __u64 now_ns)
 {
 	__u64 used_ns = now_ns - task->charged_ns;
 
 	if ((__s64)used_ns <= 0)
 		return;
 	task->charged_ns = now_ns;
-	advance(p, task, used_ns);
-	charge_limits(task->node, used_ns);
-	count_time(task->class, used_ns);
-	count_tenant_time(task->node, used_ns);
+	advance_task_vtime(p, task, used_ns);
+	charge_budgets(task->cgroup_node, used_ns);
+	count_run_time(task->class, used_ns);
+	count_tenant_time(task->cgroup_node, used_ns);
 }
 
 /* Notes which task starts to run, or is about to. */
-static void note_running(struct cpu *cpu, __u64 vtime, __u64 now_ns, __u64 weight)
+static void set_running_task(struct cpu *cpu, __u64 vtime, __u64 now_ns, __u64 weight)
 {
 	cpu->vtime = vtime;
-	cpu->since_ns = now_ns;
+	cpu->running_since_ns = now_ns;
 	cpu->weight = weight;
 }
 
 /* The virtual time of a CPU's running task by now. */
 static __u64 running_vtime(const struct cpu *cpu, __u64 now_ns)
 {
-	__s64 ran_ns = now_ns - cpu->since_ns;
+	__s64 ran_ns = now_ns - cpu->running_since_ns;
 
 	return cpu->vtime + virtual_time(ran_ns > 0 ? ran_ns : 0, cpu->weight ?: 1);
 }

@@ -13,7 +13,7 @@ struct {
 	__type(value, struct class_counters);
 } class_counters SEC(".maps");
 
-static struct class_counters *counters_of(__u32 class)
+static struct class_counters *counters_of_class(__u32 class)
 {
 	return bpf_map_lookup_elem(&class_counters, &class);
 }
@@ -24,15 +24,15 @@ static __u8 class_of(struct task_struct *p, __u64 when_ns)
 {
 	const struct zernel_task_state *state;
 
-	if (!is_observed(when_ns))
+	if (!has_live_observer(when_ns))
 		return ZERNEL_CLASS_OTHER;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
 	return state ? zernel_word_class(class_word_at(state, when_ns)) : ZERNEL_CLASS_OTHER;
 }
 
-static __u32 wait_bucket(__u64 ns)
+static __u32 bucket_of_wait(__u64 ns)
 {
-	__u64 rest = ns >> FIRST_WAIT_POWER;
+	__u64 rest = ns >> FIRST_WAIT_BUCKET_LOG2_NS;
 	__u32 bucket = rest > 0, bits;
 
 	for (bits = 32; bits; bits >>= 1) {
@@ -45,9 +45,9 @@ static __u32 wait_bucket(__u64 ns)
 }
 
 /* Counts that a thread begins to run. It woke up at `woken_ns`; 0: it was preempted before. */
-static void count_run(__u8 class, __u64 woken_ns, __u64 now_ns)
+static void count_run_start(__u8 class, __u64 woken_ns, __u64 now_ns)
 {
-	struct class_counters *counters = counters_of(class);
+	struct class_counters *counters = counters_of_class(class);
 	__s64 wait_ns = now_ns - woken_ns;
 	__u32 bucket;
 
@@ -58,7 +58,7 @@ static void count_run(__u8 class, __u64 woken_ns, __u64 now_ns)
 		return;
 	if (wait_ns < 0)
 		wait_ns = 0;
-	bucket = wait_bucket(wait_ns);
+	bucket = bucket_of_wait(wait_ns);
 	counters->wakeups++;
 	counters->wait_ns += wait_ns;
 	if (bucket < WAIT_BUCKETS)
@@ -66,9 +66,9 @@ static void count_run(__u8 class, __u64 woken_ns, __u64 now_ns)
 }
 
 /* Counts time on a CPU. */
-static void count_time(__u8 class, __u64 ns)
+static void count_run_time(__u8 class, __u64 ns)
 {
-	struct class_counters *counters = counters_of(class);
+	struct class_counters *counters = counters_of_class(class);
 
 	if (counters)
 		counters->run_ns += ns;

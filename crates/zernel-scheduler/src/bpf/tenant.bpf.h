@@ -11,7 +11,7 @@
  * the guarantee.
  *
  * Tasks of the root cgroup are of no tenant. Tasks that may use one CPU only do not pay. A tenant
- * owes LAG_NS and one charge at most.
+ * owes MAX_LAG_NS and one charge at most.
  */
 #ifndef ZERNEL_SCHED_TENANT_H
 #define ZERNEL_SCHED_TENANT_H
@@ -20,15 +20,15 @@
 #include "clock.bpf.h"
 
 /* Whether a cgroup is the privileged one, or a descendant. */
-static bool is_below_privileged(__u32 index)
+static bool is_in_privileged_cgroup(__u32 index)
 {
-	struct node *node;
+	struct cgroup_node *node;
 	__u32 level;
 
-	for (level = 0; level < MAX_DEPTH && index != ROOT; level++) {
-		if (index == privileged_node)
+	for (level = 0; level < MAX_CGROUP_DEPTH && index != ROOT_CGROUP_INDEX; level++) {
+		if (index == privileged_cgroup_node)
 			return true;
-		node = node_at(index);
+		node = cgroup_node_at(index);
 		if (!node)
 			return false;
 		index = node->parent;
@@ -37,59 +37,59 @@ static bool is_below_privileged(__u32 index)
 }
 
 /* The tenant of a task in a cgroup; NULL: it has none. */
-static struct node *tenant_of(__u32 index)
+static struct cgroup_node *tenant_of_cgroup(__u32 index)
 {
 	if (settings.privilege == PRIVILEGE_CGROUP)
-		index = is_below_privileged(index) ? privileged_node : ROOT;
-	return index == ROOT ? NULL : node_at(index);
+		index = is_in_privileged_cgroup(index) ? privileged_cgroup_node : ROOT_CGROUP_INDEX;
+	return index == ROOT_CGROUP_INDEX ? NULL : cgroup_node_at(index);
 }
 
 /* Counts time on a CPU for the statistics: for the tenant of a task, or else for its cgroup. */
 static void count_tenant_time(__u32 index, __u64 ns)
 {
-	struct node *node;
+	struct cgroup_node *node;
 
 	/* All CPUs would share this sum, and nobody owes anything without privilege. */
 	if (!settings.may_privilege)
 		return;
-	node = tenant_of(index) ?: node_at(index);
+	node = tenant_of_cgroup(index) ?: cgroup_node_at(index);
 	if (node)
 		__sync_fetch_and_add(&node->run_ns, ns);
 }
 
 /* How fast a clock advances by the guarantee, per millisecond. */
-static __u64 promised_per_ms(__s64 weight)
+static __u64 promised_vtime_per_ms(__s64 weight)
 {
 	return 1000000ULL * settings.cpus * settings.guarantee_percent / (weight > 0 ? weight : 1);
 }
 
 /* Adds time that a task took beyond its share, while others waited, to its tenant's debt. */
-static void owe(__u32 index, __u64 ns)
+static void add_tenant_debt(__u32 index, __u64 ns)
 {
-	struct node *tenant = tenant_of(index);
+	struct cgroup_node *tenant = tenant_of_cgroup(index);
 
-	if (tenant && *(volatile __u64 *)&tenant->owed_ns < LAG_NS)
-		__sync_fetch_and_add(&tenant->owed_ns, ns);
+	if (tenant && *(volatile __u64 *)&tenant->debt_ns < MAX_LAG_NS)
+		__sync_fetch_and_add(&tenant->debt_ns, ns);
 }
 
 /* The time for which a task without rank is charged beside the `used_ns` that it ran. Were the
  * clock at its promised speed, it would get its guaranteed part and no more; so it pays only by how
  * much the clock is faster than that. */
-static __u64 pay(__u32 index, const struct clock *clock, __u64 used_ns)
+static __u64 repay_tenant_debt(__u32 index, const struct clock *clock, __u64 used_ns)
 {
-	__u64 promised = promised_per_ms(root_active) ?: 1;
-	struct node *tenant = tenant_of(index);
-	__u64 owed_ns, paid_ns;
+	__u64 promised = promised_vtime_per_ms(root_active_weight) ?: 1;
+	struct cgroup_node *tenant = tenant_of_cgroup(index);
+	__u64 debt_ns, paid_ns;
 
-	if (!tenant || clock->per_ms <= promised)
+	if (!tenant || clock->vtime_per_ms <= promised)
 		return 0;
-	owed_ns = *(volatile __u64 *)&tenant->owed_ns;
-	paid_ns = used_ns * (clock->per_ms - promised) / promised;
-	if (paid_ns > owed_ns)
-		paid_ns = owed_ns;
+	debt_ns = *(volatile __u64 *)&tenant->debt_ns;
+	paid_ns = used_ns * (clock->vtime_per_ms - promised) / promised;
+	if (paid_ns > debt_ns)
+		paid_ns = debt_ns;
 	/* If another CPU has just changed the debt, this task pays at its next charge. */
 	if (!paid_ns ||
-	    !__sync_bool_compare_and_swap(&tenant->owed_ns, owed_ns, owed_ns - paid_ns))
+	    !__sync_bool_compare_and_swap(&tenant->debt_ns, debt_ns, debt_ns - paid_ns))
 		return 0;
 	return paid_ns;
 }

@@ -24,7 +24,7 @@ static struct throttle_timer *throttle_timer(void)
 	return bpf_map_lookup_elem(&throttle_timers, &first);
 }
 
-static bool is_overdue(const struct task *task, __u64 now_ns)
+static bool is_throttled_too_long(const struct task *task, __u64 now_ns)
 {
 	/* It may have become runnable on another CPU after `now_ns`. */
 	return (__s64)(now_ns - task->runnable_ns) > (__s64)LONGEST_THROTTLE_NS;
@@ -47,11 +47,11 @@ static void release_throttled(__u64 now_ns)
 	if (!bpf_iter_scx_dsq_new(&it, THROTTLED_QUEUE, 0)) {
 		while ((p = bpf_iter_scx_dsq_next(&it))) {
 			task = task_of(p);
-			if (!task || (must_wait(p, task->node, now_ns) && !is_overdue(task, now_ns)))
+			if (!task || (must_wait_for_budget(p, task->cgroup_node, now_ns) && !is_throttled_too_long(task, now_ns)))
 				continue;
 			end_throttling(task, now_ns);
 			cpu = scx_bpf_task_cpu(p);
-			if (scx_bpf_dsq_move_vtime(&it, p, queue_of(task, cpu), 0))
+			if (scx_bpf_dsq_move_vtime(&it, p, queue_of_task(task, cpu), 0))
 				wake_idle_cpu(p, task, cpu);
 		}
 	}
@@ -66,12 +66,12 @@ static int on_throttle_timer(void *map, int *key, struct throttle_timer *timer)
 		release_throttled(scx_bpf_now());
 		bpf_rcu_read_unlock();
 	}
-	if (limits || scx_bpf_dsq_nr_queued(THROTTLED_QUEUE))
-		bpf_timer_start(&timer->timer, THROTTLE_TIMER_NS, 0);
+	if (limited_cgroups || scx_bpf_dsq_nr_queued(THROTTLED_QUEUE))
+		bpf_timer_start(&timer->timer, THROTTLE_TIMER_INTERVAL_NS, 0);
 	return 0;
 }
 
-static __s32 prepare_timer(void)
+static __s32 prepare_throttle_timer(void)
 {
 	struct throttle_timer *timer = throttle_timer();
 
@@ -87,9 +87,9 @@ static void limit_cgroup(__u32 index, __u64 quota_ns, __u64 period_ns)
 {
 	struct throttle_timer *timer = throttle_timer();
 
-	set_node_limit(index, quota_ns, period_ns);
+	set_cgroup_limit(index, quota_ns, period_ns);
 	if (quota_ns && timer)
-		bpf_timer_start(&timer->timer, THROTTLE_TIMER_NS, 0);
+		bpf_timer_start(&timer->timer, THROTTLE_TIMER_INTERVAL_NS, 0);
 }
 
 #endif

@@ -17,7 +17,7 @@ const MACHINE_GRANT: AccessGrant = AccessGrant {
     scope: Scope::Machine,
     owner: ConnectionOwner::Anonymous,
 };
-const TOKEN_REFUSAL: RequestRefusal = RequestRefusal::Token { file: None };
+const TOKEN_REFUSAL: RequestRefusal = RequestRefusal::TokenMissing { file: None };
 
 fn authorize_request(
     expose: Expose,
@@ -55,18 +55,18 @@ fn the_host_header_must_name_this_machine() {
     for host in ["evil.example", "10.0.0.8", "gpu77", "", "a b"] {
         assert_eq!(
             authorize_request(Expose::All, "/", &[("host", host)]),
-            Err(RequestRefusal::Host),
+            Err(RequestRefusal::UnknownHost),
             "{host}"
         );
     }
     assert_eq!(
         authorize_request(Expose::All, "/", &[]),
-        Err(RequestRefusal::Host)
+        Err(RequestRefusal::UnknownHost)
     );
     let two = [("host", "localhost"), ("host", "localhost")];
     assert_eq!(
         authorize_request(Expose::All, "/", &two),
-        Err(RequestRefusal::Host)
+        Err(RequestRefusal::UnknownHost)
     );
 }
 
@@ -79,7 +79,7 @@ fn a_host_in_the_request_line_is_checked_too() {
     );
     assert_eq!(
         authorize_request(Expose::All, "http://evil.example/", &host),
-        Err(RequestRefusal::Host)
+        Err(RequestRefusal::UnknownHost)
     );
 }
 
@@ -92,7 +92,7 @@ fn an_origin_of_another_host_is_refused() {
     }
     // The host is allowed, but the page that sends the request is foreign.
     for origin in ["http://evil.example", "null", "", "http://10.0.0.8"] {
-        assert_eq!(from(origin), Err(RequestRefusal::Origin), "{origin}");
+        assert_eq!(from(origin), Err(RequestRefusal::ForeignOrigin), "{origin}");
     }
 }
 
@@ -142,7 +142,7 @@ fn health_without_a_token_shows_the_machine_alone() {
     assert_eq!(health, Ok(MACHINE_GRANT));
     assert_eq!(
         authorize_request(Expose::Token, "/healthz", &[("host", "x")]),
-        Err(RequestRefusal::Host)
+        Err(RequestRefusal::UnknownHost)
     );
 }
 
@@ -162,7 +162,7 @@ fn aggregates_need_no_token_and_processes_do() {
 #[test]
 fn a_refusal_names_the_file_and_the_lines_for_prometheus() {
     let file = Some("/var/lib/zernel/token".into());
-    let text = RequestRefusal::Token { file }.to_string();
+    let text = RequestRefusal::TokenMissing { file }.to_string();
     for part in [
         "    authorization:\n      credentials_file: /var/lib/zernel/token\n",
         "--expose all",

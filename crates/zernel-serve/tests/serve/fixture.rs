@@ -16,7 +16,7 @@ use zernel_serve::{
 };
 
 /// A timeout that never fires during a test.
-pub(crate) const LONGER_THAN_ANY_TEST: Duration = Duration::from_secs(100_000);
+pub(crate) const NEVER_EXPIRING_TIMEOUT: Duration = Duration::from_secs(100_000);
 
 /// A source whose answers contain the requested scope and format.
 #[derive(Clone, Default)]
@@ -33,10 +33,10 @@ pub(crate) struct FakeSource {
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct SourceGate(Arc<(Mutex<GateState>, Condvar)>);
+pub(crate) struct SourceGate(Arc<(Mutex<SourceGateState>, Condvar)>);
 
 #[derive(Default)]
-struct GateState {
+struct SourceGateState {
     reached: Option<oneshot::Sender<()>>,
     is_open: bool,
 }
@@ -111,10 +111,10 @@ pub(crate) fn test_options(folder: &TempDir) -> Options {
         websocket: Some("127.0.0.1:0".parse().unwrap()),
         unix: Some(folder.path().join("observe.sock")),
         expose: Expose::All,
-        interval: LONGER_THAN_ANY_TEST,
+        interval: NEVER_EXPIRING_TIMEOUT,
         limits: Limits {
-            request_head: LONGER_THAN_ANY_TEST,
-            stall: LONGER_THAN_ANY_TEST,
+            request_head_timeout: NEVER_EXPIRING_TIMEOUT,
+            write_stall_timeout: NEVER_EXPIRING_TIMEOUT,
             ..Limits::default()
         },
         ..Options::default()

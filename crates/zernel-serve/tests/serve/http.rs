@@ -11,7 +11,7 @@ use zernel_serve::Expose;
 use crate::client::{
     Response, connect_with_small_buffer, http_get, read_all, send_and_read_all, send_request,
 };
-use crate::fixture::{FakeSource, LONGER_THAN_ANY_TEST, require_token, start_server};
+use crate::fixture::{FakeSource, NEVER_EXPIRING_TIMEOUT, require_token, start_server};
 
 const LOCALHOST_HEADER: &str = "Host: localhost\r\n";
 const HEADERS_WITH_TOKEN: &str = "Host: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n";
@@ -271,7 +271,7 @@ pub(crate) async fn too_many_or_too_long_headers_end_the_connection() {
 
 pub(crate) async fn a_client_that_never_finishes_its_request_is_disconnected() {
     let server = start_server(FakeSource::default(), |options| {
-        options.limits.request_head = Duration::from_millis(50);
+        options.limits.request_head_timeout = Duration::from_millis(50);
     });
     let whole = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
     for begun in ["", "GET / HTTP/1.1\r\nHost: localh", whole] {
@@ -288,8 +288,8 @@ pub(crate) async fn a_client_that_never_reads_its_response_is_disconnected() {
         ..FakeSource::default()
     };
     let server = start_server(long, |options| {
-        options.limits.stall = Duration::from_millis(50);
-        options.limits.grace = LONGER_THAN_ANY_TEST;
+        options.limits.write_stall_timeout = Duration::from_millis(50);
+        options.limits.shutdown_grace = NEVER_EXPIRING_TIMEOUT;
     });
     let mut stream = connect_with_small_buffer(server.http).await;
     let request = b"GET /api/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n";

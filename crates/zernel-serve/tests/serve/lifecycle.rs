@@ -14,7 +14,7 @@ use zernel_serve::{Expose, ServeError, Server};
 
 use crate::client::{Response, http_get, read_all, send_and_read_all, upgrade_request};
 use crate::fixture::{
-    FakeSource, LONGER_THAN_ANY_TEST, SourceGate, require_token, start_server, test_options,
+    FakeSource, NEVER_EXPIRING_TIMEOUT, SourceGate, require_token, start_server, test_options,
 };
 use crate::websocket;
 
@@ -55,7 +55,7 @@ pub(crate) async fn an_address_other_machines_reach_needs_a_token() {
             let error = Server::bind_addresses(options, FakeSource::default())
                 .err()
                 .unwrap();
-            let is_named = matches!(error, ServeError::ExposedToMachines { .. });
+            let is_named = matches!(error, ServeError::ExposedWithoutToken { .. });
             assert!(is_named && error.to_string().contains("token"), "{error}");
         }
     }
@@ -64,7 +64,10 @@ pub(crate) async fn an_address_other_machines_reach_needs_a_token() {
     wrapped.http = Some("[::ffff:127.0.0.1]:0".parse().unwrap());
     // On a machine without IPv6, binding fails for another reason.
     let result = Server::bind_addresses(wrapped, FakeSource::default());
-    assert!(!matches!(result, Err(ServeError::ExposedToMachines { .. })));
+    assert!(!matches!(
+        result,
+        Err(ServeError::ExposedWithoutToken { .. })
+    ));
     let server = start_server(FakeSource::default(), |options| {
         options.http = Some("0.0.0.0:0".parse().unwrap());
         require_token(options);
@@ -155,7 +158,7 @@ pub(crate) async fn shutdown_waits_for_requests_in_flight() {
         ..FakeSource::default()
     };
     let server = start_server(source, |options| {
-        options.limits.grace = LONGER_THAN_ANY_TEST;
+        options.limits.shutdown_grace = NEVER_EXPIRING_TIMEOUT;
     });
     let http = server.http;
     let request = tokio::spawn(http_get(http, "/api/v1/ledger"));
@@ -178,7 +181,7 @@ pub(crate) async fn a_hanging_source_does_not_block_shutdown() {
         ..FakeSource::default()
     };
     let server = start_server(source, |options| {
-        options.limits.grace = Duration::from_millis(50);
+        options.limits.shutdown_grace = Duration::from_millis(50);
     });
     let mut stream = TcpStream::connect(server.http).await.unwrap();
     let request = b"GET /api/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -191,12 +194,12 @@ pub(crate) async fn a_hanging_source_does_not_block_shutdown() {
 
 pub(crate) async fn websocket_clients_get_a_close_frame_at_shutdown() {
     let server = start_server(FakeSource::default(), |options| {
-        options.limits.grace = LONGER_THAN_ANY_TEST;
+        options.limits.shutdown_grace = NEVER_EXPIRING_TIMEOUT;
     });
     let mut socket = websocket::connect_websocket(server.websocket, "/")
         .await
         .unwrap();
-    websocket::next_snapshot(&mut socket).await;
+    websocket::receive_snapshot(&mut socket).await;
     let stopped = tokio::spawn(server.shut_down());
     match socket.next().await {
         Some(Ok(Message::Close(Some(frame)))) => assert_eq!(frame.code, CloseCode::Away),
@@ -208,7 +211,7 @@ pub(crate) async fn websocket_clients_get_a_close_frame_at_shutdown() {
 
 pub(crate) async fn shutdown_waits_for_the_clients_close_frame() {
     let server = start_server(FakeSource::default(), |options| {
-        options.limits.grace = LONGER_THAN_ANY_TEST;
+        options.limits.shutdown_grace = NEVER_EXPIRING_TIMEOUT;
     });
     let mut stream = TcpStream::connect(server.websocket).await.unwrap();
     let request = upgrade_request("/", "Host: localhost\r\n");
@@ -230,13 +233,15 @@ pub(crate) async fn a_slow_websocket_client_gets_the_close_frame_too() {
         padding: 12 << 20,
         ..FakeSource::default()
     };
-    let server = start_server(long, |options| options.limits.grace = LONGER_THAN_ANY_TEST);
+    let server = start_server(long, |options| {
+        options.limits.shutdown_grace = NEVER_EXPIRING_TIMEOUT;
+    });
     let mut socket = websocket::connect_websocket_with_small_buffer(server.websocket).await;
     // The server is now in the middle of a snapshot that exceeds the kernel's buffers.
     socket.get_mut().readable().await.unwrap();
     let stopped = tokio::spawn(server.shut_down());
     sleep(Duration::from_millis(50)).await;
-    websocket::next_snapshot(&mut socket).await;
+    websocket::receive_snapshot(&mut socket).await;
     let close = socket.next().await;
     assert!(matches!(close, Some(Ok(Message::Close(_)))), "{close:?}");
     assert!(socket.next().await.is_none());
@@ -245,7 +250,7 @@ pub(crate) async fn a_slow_websocket_client_gets_the_close_frame_too() {
 
 pub(crate) async fn idle_and_half_sent_requests_do_not_block_shutdown() {
     let server = start_server(FakeSource::default(), |options| {
-        options.limits.grace = Duration::from_millis(50);
+        options.limits.shutdown_grace = Duration::from_millis(50);
     });
     let _silent = TcpStream::connect(server.http).await.unwrap();
     let mut half = TcpStream::connect(server.http).await.unwrap();

@@ -9,7 +9,8 @@ use zernel_serve::{Expose, Options};
 use crate::client::{read_all, request_upgrade, send_request};
 use crate::fixture::{FakeSource, require_token, start_server};
 use crate::peers::{
-    NOBODY_UID, connect_as, http_get_over_unix_socket, start_for_all, start_for_all_with,
+    NOBODY_UID, connect_to_socket_as_user, http_get_over_unix_socket, start_server_for_all_users,
+    start_server_for_all_users_with,
 };
 use crate::websocket;
 
@@ -26,10 +27,10 @@ fn set_low_limits(options: &mut Options) {
 }
 
 pub(crate) async fn slow_clients_of_one_user_do_not_shut_out_others() {
-    let server = start_for_all(set_low_limits);
+    let server = start_server_for_all_users(set_low_limits);
     let mut slow = Vec::new();
     for _ in 0..50 {
-        let mut stream = connect_as(NOBODY_UID, &server.unix);
+        let mut stream = connect_to_socket_as_user(NOBODY_UID, &server.unix);
         // The server may have closed the connection already.
         let _ = stream.write_all(b"GET /metrics HT").await;
         slow.push(stream);
@@ -39,7 +40,9 @@ pub(crate) async fn slow_clients_of_one_user_do_not_shut_out_others() {
         (OTHER_UID, "User(65533)"),
         (NOBODY_UID, "User(65534)"),
     ] {
-        let answer = http_get_over_unix_socket(connect_as(user, &server.unix), "/metrics").await;
+        let answer =
+            http_get_over_unix_socket(connect_to_socket_as_user(user, &server.unix), "/metrics")
+                .await;
         assert_eq!(answer.body, format!("{scope} Prometheus\n"));
     }
     // The oldest were disconnected.
@@ -53,18 +56,21 @@ pub(crate) async fn unread_answers_of_one_user_are_bounded() {
         padding: 4 << 20,
         ..FakeSource::default()
     };
-    let server = start_for_all_with(source, |_| {});
+    let server = start_server_for_all_users_with(source, |_| {});
     let mut unread = Vec::new();
     for _ in 0..8 {
-        let mut stream = connect_as(NOBODY_UID, &server.unix);
+        let mut stream = connect_to_socket_as_user(NOBODY_UID, &server.unix);
         let head = b"GET /api/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n";
         stream.write_all(head).await.unwrap();
         // The client has begun to read its answer, so the next client gets a new text.
         stream.read_u8().await.unwrap();
         unread.push(stream);
     }
-    let refused =
-        http_get_over_unix_socket(connect_as(NOBODY_UID, &server.unix), "/api/v1/ledger").await;
+    let refused = http_get_over_unix_socket(
+        connect_to_socket_as_user(NOBODY_UID, &server.unix),
+        "/api/v1/ledger",
+    )
+    .await;
     assert_eq!(refused.status, 503);
     assert_eq!(refused.find_header("retry-after"), Some("10"));
     for (user, path) in [
@@ -72,13 +78,17 @@ pub(crate) async fn unread_answers_of_one_user_are_bounded() {
         (OTHER_UID, "/api/v1/ledger"),
         (0, "/api/v1/ledger"),
     ] {
-        let answer = http_get_over_unix_socket(connect_as(user, &server.unix), path).await;
+        let answer =
+            http_get_over_unix_socket(connect_to_socket_as_user(user, &server.unix), path).await;
         assert_eq!(answer.status, 200, "{user} {path}");
     }
     drop(unread);
-    while http_get_over_unix_socket(connect_as(NOBODY_UID, &server.unix), "/api/v1/ledger")
-        .await
-        .status
+    while http_get_over_unix_socket(
+        connect_to_socket_as_user(NOBODY_UID, &server.unix),
+        "/api/v1/ledger",
+    )
+    .await
+    .status
         != 200
     {
         yield_now().await;
@@ -86,9 +96,9 @@ pub(crate) async fn unread_answers_of_one_user_are_bounded() {
 }
 
 pub(crate) async fn idle_websockets_of_one_user_do_not_shut_out_others() {
-    let server = start_for_all(set_low_limits);
+    let server = start_server_for_all_users(set_low_limits);
     let connect = async |user| {
-        let stream = connect_as(user, &server.unix);
+        let stream = connect_to_socket_as_user(user, &server.unix);
         client_async("ws://anything/ws", stream).await
     };
     let mut idle = Vec::new();
@@ -97,10 +107,10 @@ pub(crate) async fn idle_websockets_of_one_user_do_not_shut_out_others() {
     }
     assert_eq!(idle.len(), 4);
     let (mut root, _) = connect(0).await.unwrap();
-    assert_eq!(websocket::next_snapshot(&mut root).await["scope"], "All");
+    assert_eq!(websocket::receive_snapshot(&mut root).await["scope"], "All");
     let (mut other_user, _) = connect(OTHER_UID).await.unwrap();
     assert_eq!(
-        websocket::next_snapshot(&mut other_user).await["scope"],
+        websocket::receive_snapshot(&mut other_user).await["scope"],
         "User(65533)"
     );
 }
@@ -142,7 +152,7 @@ pub(crate) async fn websockets_without_the_token_do_not_shut_out_clients_with_it
     }
     assert_eq!(idle.len(), 8);
     assert_eq!(
-        websocket::next_snapshot(&mut idle[0]).await["scope"],
+        websocket::receive_snapshot(&mut idle[0]).await["scope"],
         "Machine"
     );
     let answer = request_upgrade(server.websocket, "/", HEADERS_WITH_TOKEN).await;

@@ -19,7 +19,7 @@ use crate::websocket;
 pub(crate) const NOBODY_UID: u32 = 65534;
 
 /// Connects as another user. Linux keeps the uid per thread, so a thread suffices.
-pub(crate) fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
+pub(crate) fn connect_to_socket_as_user(user: u32, path: &Path) -> tokio::net::UnixStream {
     let path = path.to_owned();
     let thread = thread::spawn(move || {
         set_thread_uid(Uid::from_raw(user)).unwrap();
@@ -31,12 +31,12 @@ pub(crate) fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
 }
 
 /// Starts a server whose socket folder every user can enter.
-pub(crate) fn start_for_all(change: impl FnOnce(&mut Options)) -> RunningServer {
-    start_for_all_with(source_with_a_problem(), change)
+pub(crate) fn start_server_for_all_users(change: impl FnOnce(&mut Options)) -> RunningServer {
+    start_server_for_all_users_with(source_with_a_problem(), change)
 }
 
-/// Starts a server as `start_for_all` does, with another source.
-pub(crate) fn start_for_all_with(
+/// Starts a server as `start_server_for_all_users` does, with another source.
+pub(crate) fn start_server_for_all_users_with(
     source: FakeSource,
     change: impl FnOnce(&mut Options),
 ) -> RunningServer {
@@ -71,8 +71,8 @@ pub(crate) async fn the_daemons_user_sees_all_processes() {
 }
 
 pub(crate) async fn other_users_see_only_their_processes() {
-    let server = start_for_all(|_| {});
-    let stream = || connect_as(NOBODY_UID, &server.unix);
+    let server = start_server_for_all_users(|_| {});
+    let stream = || connect_to_socket_as_user(NOBODY_UID, &server.unix);
     let metrics = http_get_over_unix_socket(stream(), "/metrics").await;
     assert_eq!(metrics.body, "User(65534) Prometheus\n");
     let quantiles = http_get_over_unix_socket(stream(), "/metrics/quantiles").await;
@@ -82,7 +82,7 @@ pub(crate) async fn other_users_see_only_their_processes() {
             serde_json::from_str(&http_get_over_unix_socket(stream(), path).await.body).unwrap();
         assert_eq!(answer[key], "User(65534)", "{path}");
     }
-    let root = || connect_as(0, &server.unix);
+    let root = || connect_to_socket_as_user(0, &server.unix);
     assert_eq!(
         http_get_over_unix_socket(root(), "/metrics").await.body,
         "All Prometheus\n"
@@ -99,18 +99,18 @@ pub(crate) async fn other_users_see_only_their_processes() {
 }
 
 pub(crate) async fn other_users_stream_only_their_processes() {
-    let server = start_for_all(|_| {});
+    let server = start_server_for_all_users(|_| {});
     let mut all_users = websocket::connect_websocket(server.websocket, "/")
         .await
         .unwrap();
-    let stream = connect_as(NOBODY_UID, &server.unix);
+    let stream = connect_to_socket_as_user(NOBODY_UID, &server.unix);
     let (mut nobody, _) = client_async("ws://anything/ws", stream).await.unwrap();
     assert_eq!(
-        websocket::next_snapshot(&mut nobody).await["scope"],
+        websocket::receive_snapshot(&mut nobody).await["scope"],
         "User(65534)"
     );
     assert_eq!(
-        websocket::next_snapshot(&mut all_users).await["scope"],
+        websocket::receive_snapshot(&mut all_users).await["scope"],
         "All"
     );
 }

@@ -40,7 +40,7 @@ pub(crate) async fn connect_websocket_with_small_buffer(
 }
 
 /// Receives the next snapshot.
-pub(crate) async fn next_snapshot<S>(socket: &mut WebSocketStream<S>) -> Value
+pub(crate) async fn receive_snapshot<S>(socket: &mut WebSocketStream<S>) -> Value
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -69,7 +69,11 @@ pub(crate) async fn every_websocket_path_sends_a_snapshot_at_once() {
         (server.http, "/ws"),
     ] {
         let mut socket = connect_websocket(address, path).await.unwrap();
-        assert_eq!(next_snapshot(&mut socket).await["scope"], "All", "{path}");
+        assert_eq!(
+            receive_snapshot(&mut socket).await["scope"],
+            "All",
+            "{path}"
+        );
     }
 }
 
@@ -80,7 +84,9 @@ pub(crate) async fn a_new_snapshot_follows_at_every_interval() {
     let mut socket = connect_websocket(server.websocket, "/").await.unwrap();
     let mut last = 0;
     for _ in 0..20 {
-        let number = next_snapshot(&mut socket).await["number"].as_u64().unwrap();
+        let number = receive_snapshot(&mut socket).await["number"]
+            .as_u64()
+            .unwrap();
         assert!(number > last, "{number} after {last}");
         last = number;
     }
@@ -95,7 +101,7 @@ pub(crate) async fn all_clients_share_one_snapshot() {
         sockets.push(connect_websocket(server.websocket, "/").await.unwrap());
     }
     for socket in &mut sockets {
-        assert_eq!(next_snapshot(socket).await["number"], 1);
+        assert_eq!(receive_snapshot(socket).await["number"], 1);
     }
     assert_eq!(snapshots.load(Ordering::SeqCst), 1);
 }
@@ -111,7 +117,7 @@ pub(crate) async fn no_snapshot_is_taken_without_clients() {
     assert_eq!(snapshots.load(Ordering::SeqCst), 0);
 
     let mut socket = connect_websocket(server.websocket, "/").await.unwrap();
-    next_snapshot(&mut socket).await;
+    receive_snapshot(&mut socket).await;
     drop(socket);
     // Wait until the server takes no more snapshots.
     let mut before = u64::MAX;
@@ -121,7 +127,9 @@ pub(crate) async fn no_snapshot_is_taken_without_clients() {
     }
     // A new client must not get an old snapshot.
     let mut socket = connect_websocket(server.websocket, "/").await.unwrap();
-    let number = next_snapshot(&mut socket).await["number"].as_u64().unwrap();
+    let number = receive_snapshot(&mut socket).await["number"]
+        .as_u64()
+        .unwrap();
     assert!(number > before, "{number} is not newer than {before}");
 }
 
@@ -137,11 +145,15 @@ pub(crate) async fn a_slow_client_skips_snapshots_and_delays_no_other_client() {
     let mut quick = connect_websocket(server.websocket, "/").await.unwrap();
     let mut last = 0;
     for _ in 0..100 {
-        last = next_snapshot(&mut quick).await["number"].as_u64().unwrap();
+        last = receive_snapshot(&mut quick).await["number"]
+            .as_u64()
+            .unwrap();
     }
     let (mut received, mut number) = (0, 0);
     while number < last {
-        number = next_snapshot(&mut slow).await["number"].as_u64().unwrap();
+        number = receive_snapshot(&mut slow).await["number"]
+            .as_u64()
+            .unwrap();
         received += 1;
     }
     assert!(
@@ -158,17 +170,17 @@ pub(crate) async fn a_client_that_reads_nothing_is_disconnected() {
     let server = start_server(long, |options| {
         options.interval = Duration::from_millis(1);
         options.limits.websockets = 1;
-        options.limits.stall = Duration::from_millis(50);
+        options.limits.write_stall_timeout = Duration::from_millis(50);
     });
     let _stalled = connect_websocket_with_small_buffer(server.websocket).await;
     let mut other = connect_when_a_slot_is_free(server.websocket).await;
-    next_snapshot(&mut other).await;
+    receive_snapshot(&mut other).await;
 }
 
 pub(crate) async fn pings_are_answered_and_messages_ignored() {
     let server = start_server(FakeSource::default(), |_| {});
     let mut socket = connect_websocket(server.websocket, "/").await.unwrap();
-    next_snapshot(&mut socket).await;
+    receive_snapshot(&mut socket).await;
     for message in [Message::text("hello"), Message::binary(vec![0; 4000])] {
         socket.send(message).await.unwrap();
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use zernel_softgpu::abi_arguments::{Out, Text};
+use zernel_softgpu::abi_arguments::{OutArgument, TextArgument};
 use zernel_softgpu::{device, exports};
 
 use crate::driver;
@@ -17,22 +17,22 @@ exports! { "cuda" =>
         driver::initialise_driver()
     }
 
-    fn cuDriverGetVersion(_call, version: Out<i32>) -> Outcome {
+    fn cuDriverGetVersion(_call, version: OutArgument<i32>) -> Outcome {
         Ok(version.set(device::CUDA_VERSION)?)
     }
 
-    fn cuGetErrorName(_call, error: i32, name: Out<*const c_char>) -> Outcome {
+    fn cuGetErrorName(_call, error: i32, name: OutArgument<*const c_char>) -> Outcome {
         let (text, _) = name_and_description(error).ok_or(INVALID_VALUE)?;
         Ok(name.set(text.as_ptr())?)
     }
 
-    fn cuGetErrorString(_call, error: i32, description: Out<*const c_char>) -> Outcome {
+    fn cuGetErrorString(_call, error: i32, description: OutArgument<*const c_char>) -> Outcome {
         let (_, text) = name_and_description(error).ok_or(INVALID_VALUE)?;
         Ok(description.set(text.as_ptr())?)
     }
 
     fn cuGetProcAddress(
-        _call, symbol: Text, address: Out<u64>, cuda_version: i32, flags: u64,
+        _call, symbol: TextArgument, address: OutArgument<u64>, cuda_version: i32, flags: u64,
     ) -> Outcome {
         match procedures::find_procedure(&symbol.get()?, cuda_version, flags) {
             FoundProcedure::At(found) => Ok(address.set(found)?),
@@ -41,10 +41,10 @@ exports! { "cuda" =>
     }
 
     fn cuGetProcAddress_v2(
-        _call, symbol: Text, address: Out<u64>, cuda_version: i32, flags: u64, status: Out<i32>,
+        _call, symbol: TextArgument, address: OutArgument<u64>, cuda_version: i32, flags: u64, status: OutArgument<i32>,
     ) -> Outcome {
         let found = procedures::find_procedure(&symbol.get()?, cuda_version, flags);
-        status.set_if_wanted(found.query_result_code());
+        status.set_unless_null(found.query_result_code());
         match found {
             FoundProcedure::At(found) => Ok(address.set(found)?),
             FoundProcedure::TooNew | FoundProcedure::Unknown => {
@@ -55,8 +55,8 @@ exports! { "cuda" =>
     }
 
     /// Returns no table: export tables are private to NVIDIA's own libraries.
-    fn cuGetExportTable(_call, table: Out<*const c_void>, _identity: u64) -> Outcome {
-        table.set_if_wanted(std::ptr::null());
+    fn cuGetExportTable(_call, table: OutArgument<*const c_void>, _identity: u64) -> Outcome {
+        table.set_unless_null(std::ptr::null());
         Err(NOT_SUPPORTED)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use zernel_softgpu::abi_arguments::Out;
+use zernel_softgpu::abi_arguments::OutArgument;
 use zernel_softgpu::exports;
 
 use crate::context::{
@@ -26,7 +26,7 @@ fn check_flags(flags: u32) -> Result<u32, CudaError> {
     }
 }
 
-fn create_context(handle: &Out<u64>, flags: u32, device: i32) -> Outcome {
+fn create_context(handle: &OutArgument<u64>, flags: u32, device: i32) -> Outcome {
     let context = ContextObject::new(device, check_flags(flags)?)?;
     with_context_stack(|stack| stack.push(context.handle));
     Ok(handle.set(context.handle)?)
@@ -38,7 +38,7 @@ fn check_is_context(handle: u64) -> Result<(), CudaError> {
 }
 
 exports! { "cuda" =>
-    fn cuDevicePrimaryCtxRetain(_call, context: Out<u64>, device: i32) -> Outcome {
+    fn cuDevicePrimaryCtxRetain(_call, context: OutArgument<u64>, device: i32) -> Outcome {
         let handle = with_primary_context(device, |primary| primary.retain(device))?;
         Ok(context.set(handle)?)
     }
@@ -63,20 +63,20 @@ exports! { "cuda" =>
     }
 
     fn cuDevicePrimaryCtxGetState(
-        _call, device: i32, flags: Out<u32>, active: Out<i32>,
+        _call, device: i32, flags: OutArgument<u32>, active: OutArgument<i32>,
     ) -> Outcome {
         let (current_flags, is_active) = with_primary_context(device, |primary| Ok(primary.flags_and_is_active()))?;
-        flags.set_if_wanted(current_flags);
-        active.set_if_wanted(i32::from(is_active));
+        flags.set_unless_null(current_flags);
+        active.set_unless_null(i32::from(is_active));
         Ok(())
     }
 
-    fn cuCtxCreate_v2(_call, context: Out<u64>, flags: u32, device: i32) -> Outcome {
+    fn cuCtxCreate_v2(_call, context: OutArgument<u64>, flags: u32, device: i32) -> Outcome {
         create_context(&context, flags, device)
     }
 
     fn cuCtxCreate_v3(
-        _call, context: Out<u64>, _affinities: u64, affinity_count: i32, flags: u32, device: i32,
+        _call, context: OutArgument<u64>, _affinities: u64, affinity_count: i32, flags: u32, device: i32,
     ) -> Outcome {
         match affinity_count {
             0 => create_context(&context, flags, device),
@@ -85,7 +85,7 @@ exports! { "cuda" =>
     }
 
     fn cuCtxCreate_v4(
-        _call, context: Out<u64>, parameters: u64, flags: u32, device: i32,
+        _call, context: OutArgument<u64>, parameters: u64, flags: u32, device: i32,
     ) -> Outcome {
         match parameters {
             0 => create_context(&context, flags, device),
@@ -114,7 +114,7 @@ exports! { "cuda" =>
         initialised_driver().map(drop)
     }
 
-    fn cuCtxGetCurrent(_call, context: Out<u64>) -> Outcome {
+    fn cuCtxGetCurrent(_call, context: OutArgument<u64>) -> Outcome {
         initialised_driver()?;
         Ok(context.set(with_context_stack(|stack| stack.last().copied()).unwrap_or(0))?)
     }
@@ -125,18 +125,18 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    fn cuCtxPopCurrent_v2(_call, context: Out<u64>) -> Outcome {
+    fn cuCtxPopCurrent_v2(_call, context: OutArgument<u64>) -> Outcome {
         initialised_driver()?;
         let popped = with_context_stack(Vec::pop).ok_or(INVALID_CONTEXT)?;
-        context.set_if_wanted(popped);
+        context.set_unless_null(popped);
         Ok(())
     }
 
-    fn cuCtxGetDevice(_call, device: Out<i32>) -> Outcome {
+    fn cuCtxGetDevice(_call, device: OutArgument<i32>) -> Outcome {
         Ok(device.set(current_context()?.ordinal)?)
     }
 
-    fn cuCtxGetFlags(_call, flags: Out<u32>) -> Outcome {
+    fn cuCtxGetFlags(_call, flags: OutArgument<u32>) -> Outcome {
         Ok(flags.set(current_context()?.flags.load(Relaxed))?)
     }
 
@@ -145,7 +145,7 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    fn cuCtxGetId(_call, context: u64, id: Out<u64>) -> Outcome {
+    fn cuCtxGetId(_call, context: u64, id: OutArgument<u64>) -> Outcome {
         let handle = match context {
             0 => current_context()?.handle,
             _ => context,
@@ -154,21 +154,21 @@ exports! { "cuda" =>
         Ok(id.set(handle)?)
     }
 
-    fn cuCtxGetApiVersion(_call, context: u64, version: Out<u32>) -> Outcome {
+    fn cuCtxGetApiVersion(_call, context: u64, version: OutArgument<u32>) -> Outcome {
         if context != 0 {
             check_is_context(context)?;
         }
         Ok(version.set(3020)?)
     }
 
-    fn cuCtxGetStreamPriorityRange(_call, least: Out<i32>, greatest: Out<i32>) -> Outcome {
+    fn cuCtxGetStreamPriorityRange(_call, least: OutArgument<i32>, greatest: OutArgument<i32>) -> Outcome {
         current_context()?;
-        least.set_if_wanted(0);
-        greatest.set_if_wanted(-5);
+        least.set_unless_null(0);
+        greatest.set_unless_null(-5);
         Ok(())
     }
 
-    fn cuCtxGetLimit(_call, value: Out<usize>, limit: u32) -> Outcome {
+    fn cuCtxGetLimit(_call, value: OutArgument<usize>, limit: u32) -> Outcome {
         current_context()?;
         Ok(value.set(*CONTEXT_LIMITS.get(limit as usize).ok_or(INVALID_VALUE)?)?)
     }
@@ -179,7 +179,7 @@ exports! { "cuda" =>
         CONTEXT_LIMITS.get(limit as usize).map(|_| ()).ok_or(INVALID_VALUE)
     }
 
-    fn cuCtxGetCacheConfig(_call, configuration: Out<i32>) -> Outcome {
+    fn cuCtxGetCacheConfig(_call, configuration: OutArgument<i32>) -> Outcome {
         current_context()?;
         Ok(configuration.set(0)?)
     }

@@ -1,6 +1,6 @@
 //! Functions that copy and fill memory.
 
-use zernel_softgpu::abi_arguments::In;
+use zernel_softgpu::abi_arguments::InArgument;
 use zernel_softgpu::clock::WaitMethod;
 use zernel_softgpu::exports;
 use zernel_softgpu::stream_work::{MemoryCopy, MemoryFill, StreamWork};
@@ -11,12 +11,12 @@ use crate::driver::ADDRESS_SPACE;
 use crate::status::{CudaError, INVALID_VALUE, NOT_SUPPORTED, Outcome};
 use crate::types::{Copy2D, Copy3D, CopySide2D, CopySide3D};
 
-use CallReturn::{AtOnce, WhenDone};
-use ClaimedPlace::{Device, Host, Unified};
+use ClaimedMemoryType::{Device, Host, Unified};
+use CopyReturnTime::{AfterCopyIsDone, BeforeCopyIsDone};
 
 /// The type of a memory address, as the caller states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ClaimedPlace {
+enum ClaimedMemoryType {
     Device,
     Host,
     /// The caller does not state the type; the driver finds it out from the address.
@@ -25,7 +25,7 @@ enum ClaimedPlace {
 
 /// The actual type of the memory at one side of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CopyPlace {
+enum ActualMemoryType {
     Device,
     /// Host memory that the driver knows, so that the device can reach it at any time.
     Pinned,
@@ -33,18 +33,22 @@ enum CopyPlace {
     Pageable,
 }
 
-fn check_claim(claim: ClaimedPlace, address: u64, bytes: u64) -> Result<CopyPlace, CudaError> {
+fn check_claimed_memory_type(
+    claim: ClaimedMemoryType,
+    address: u64,
+    bytes: u64,
+) -> Result<ActualMemoryType, CudaError> {
     let known = ADDRESS_SPACE
         .find_range(address)
         .map(|range| range.kind.is_host());
     let place = match (claim, known) {
-        (ClaimedPlace::Device, None) => return Err(INVALID_VALUE),
-        (ClaimedPlace::Host | ClaimedPlace::Unified, None) => CopyPlace::Pageable,
-        (_, Some(true)) => CopyPlace::Pinned,
-        (_, Some(false)) => CopyPlace::Device,
+        (ClaimedMemoryType::Device, None) => return Err(INVALID_VALUE),
+        (ClaimedMemoryType::Host | ClaimedMemoryType::Unified, None) => ActualMemoryType::Pageable,
+        (_, Some(true)) => ActualMemoryType::Pinned,
+        (_, Some(false)) => ActualMemoryType::Device,
     };
     if address == 0 && bytes > 0
-        || place == CopyPlace::Device && !ADDRESS_SPACE.is_known_memory(address, bytes)
+        || place == ActualMemoryType::Device && !ADDRESS_SPACE.is_known_memory(address, bytes)
     {
         return Err(INVALID_VALUE);
     }
@@ -53,50 +57,53 @@ fn check_claim(claim: ClaimedPlace, address: u64, bytes: u64) -> Result<CopyPlac
 
 /// When a function that copies returns to its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CallReturn {
-    AtOnce,
-    WhenDone,
+enum CopyReturnTime {
+    BeforeCopyIsDone,
+    AfterCopyIsDone,
 }
 
 /// The number of bytes between the first and the last byte of one side of a copy.
-fn extent_of_side(pitch: u64, copy: &MemoryCopy) -> u64 {
+fn byte_extent_of_side(pitch: u64, copy: &MemoryCopy) -> u64 {
     copy.rows.saturating_sub(1) * pitch + copy.width
 }
 
 fn submit_copy(
     call: &mut OpenCall,
     copy: MemoryCopy,
-    claims: [ClaimedPlace; 2],
+    claims: [ClaimedMemoryType; 2],
     stream_handle: u64,
-    returns: CallReturn,
+    returns: CopyReturnTime,
 ) -> Outcome {
     call.bytes = copy.bytes();
     let stream = stream_of_handle(call, stream_handle)?;
     if copy.bytes() == 0 {
         return Ok(());
     }
-    let destination_extent = extent_of_side(copy.destination_pitch, &copy);
-    let destination = check_claim(claims[0], copy.destination, destination_extent)?;
-    let source = check_claim(
+    let destination_extent = byte_extent_of_side(copy.destination_pitch, &copy);
+    let destination = check_claimed_memory_type(claims[0], copy.destination, destination_extent)?;
+    let source = check_claimed_memory_type(
         claims[1],
         copy.source,
-        extent_of_side(copy.source_pitch, &copy),
+        byte_extent_of_side(copy.source_pitch, &copy),
     )?;
     let device = stream.stream.device();
-    let within_device = destination == CopyPlace::Device && source == CopyPlace::Device;
+    let within_device =
+        destination == ActualMemoryType::Device && source == ActualMemoryType::Device;
     let duration = match within_device {
-        true => device.device_memory_time(copy.bytes()),
-        false => device.copy_time(copy.bytes()),
+        true => device.device_memory_time_ns(copy.bytes()),
+        false => device.copy_time_ns(copy.bytes()),
     };
     stream.submit_or_capture(StreamWork::Copy { copy, duration }, call.symbol())?;
-    if destination == CopyPlace::Pageable || source == CopyPlace::Pageable {
+    if destination == ActualMemoryType::Pageable || source == ActualMemoryType::Pageable {
         wait_for_copies(&stream, call);
     }
     // As CUDA documents it: the caller of a synchronous copy within the device does not wait, and the caller of an
     // asynchronous copy into pageable memory does.
     let waits = match returns {
-        WhenDone => !within_device,
-        AtOnce => destination == CopyPlace::Pageable && !stream.stream.is_capturing(),
+        AfterCopyIsDone => !within_device,
+        BeforeCopyIsDone => {
+            destination == ActualMemoryType::Pageable && !stream.stream.is_capturing()
+        }
     };
     match waits {
         true => stream.synchronize(call.symbol()),
@@ -106,11 +113,11 @@ fn submit_copy(
 
 fn copy_linear(
     call: &mut OpenCall,
-    claims: [ClaimedPlace; 2],
+    claims: [ClaimedMemoryType; 2],
     (destination, source): (u64, u64),
     bytes: usize,
     stream_handle: u64,
-    returns: CallReturn,
+    returns: CopyReturnTime,
 ) -> Outcome {
     let row = MemoryCopy::linear(destination, source, bytes as u64);
     submit_copy(call, row, claims, stream_handle, returns)
@@ -119,7 +126,7 @@ fn copy_linear(
 /// Waits until the stream has made its copies: the program may free pageable memory when the copy function returns.
 fn wait_for_copies(stream: &StreamObject, call: &OpenCall) {
     if stream.stream.is_deferred() && !stream.stream.is_capturing() {
-        let marker = stream.stream.submit_marker(call.symbol());
+        let marker = stream.stream.submit_completion_marker(call.symbol());
         marker.wait_until_end_is_known(WaitMethod::Block);
     }
 }
@@ -132,7 +139,7 @@ fn submit_fill(call: &mut OpenCall, fill: MemoryFill, stream_handle: u64) -> Out
     {
         return Err(INVALID_VALUE);
     }
-    let duration = stream.stream.device().device_memory_time(fill.bytes());
+    let duration = stream.stream.device().device_memory_time_ns(fill.bytes());
     stream.submit_or_capture(StreamWork::Fill { fill, duration }, call.symbol())
 }
 
@@ -145,11 +152,11 @@ fn memory_fill(destination: u64, value: u32, width: u64, count: usize) -> Memory
     }
 }
 
-fn side_2d(side: &CopySide2D) -> Result<(ClaimedPlace, u64), CudaError> {
+fn side_2d(side: &CopySide2D) -> Result<(ClaimedMemoryType, u64), CudaError> {
     let (claim, base) = match side.kind {
-        1 => (ClaimedPlace::Host, side.host),
-        2 => (ClaimedPlace::Device, side.device),
-        4 => (ClaimedPlace::Unified, side.device),
+        1 => (ClaimedMemoryType::Host, side.host),
+        2 => (ClaimedMemoryType::Device, side.device),
+        4 => (ClaimedMemoryType::Unified, side.device),
         _ => return Err(NOT_SUPPORTED),
     };
     Ok((claim, base + (side.y * side.pitch + side.x) as u64))
@@ -159,7 +166,7 @@ fn copy_2d(
     call: &mut OpenCall,
     description: &Copy2D,
     stream_handle: u64,
-    returns: CallReturn,
+    returns: CopyReturnTime,
 ) -> Outcome {
     let (source_claim, source) = side_2d(&description.source)?;
     let (destination_claim, destination) = side_2d(&description.destination)?;
@@ -203,7 +210,7 @@ fn copy_3d(
     call: &mut OpenCall,
     description: &Copy3D,
     stream_handle: u64,
-    returns: CallReturn,
+    returns: CopyReturnTime,
 ) -> Outcome {
     for z in 0..description.depth {
         let layer = Copy2D {
@@ -221,50 +228,50 @@ fn copy_3d(
 exports! { "cuda" =>
     per_thread(cuMemcpy_ptds)
     fn cuMemcpy(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        copy_linear(call, [Unified, Unified], (destination, source), bytes, 0, WhenDone)
+        copy_linear(call, [Unified, Unified], (destination, source), bytes, 0, AfterCopyIsDone)
     }
 
     per_thread(cuMemcpyAsync_ptsz)
     fn cuMemcpyAsync(
         call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
     ) -> Outcome {
-        copy_linear(call, [Unified, Unified], (destination, source), bytes, stream_handle, AtOnce)
+        copy_linear(call, [Unified, Unified], (destination, source), bytes, stream_handle, BeforeCopyIsDone)
     }
 
     per_thread(cuMemcpyHtoD_v2_ptds)
     fn cuMemcpyHtoD_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        copy_linear(call, [Device, Host], (destination, source), bytes, 0, WhenDone)
+        copy_linear(call, [Device, Host], (destination, source), bytes, 0, AfterCopyIsDone)
     }
 
     per_thread(cuMemcpyHtoDAsync_v2_ptsz)
     fn cuMemcpyHtoDAsync_v2(
         call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
     ) -> Outcome {
-        copy_linear(call, [Device, Host], (destination, source), bytes, stream_handle, AtOnce)
+        copy_linear(call, [Device, Host], (destination, source), bytes, stream_handle, BeforeCopyIsDone)
     }
 
     per_thread(cuMemcpyDtoH_v2_ptds)
     fn cuMemcpyDtoH_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        copy_linear(call, [Host, Device], (destination, source), bytes, 0, WhenDone)
+        copy_linear(call, [Host, Device], (destination, source), bytes, 0, AfterCopyIsDone)
     }
 
     per_thread(cuMemcpyDtoHAsync_v2_ptsz)
     fn cuMemcpyDtoHAsync_v2(
         call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
     ) -> Outcome {
-        copy_linear(call, [Host, Device], (destination, source), bytes, stream_handle, AtOnce)
+        copy_linear(call, [Host, Device], (destination, source), bytes, stream_handle, BeforeCopyIsDone)
     }
 
     per_thread(cuMemcpyDtoD_v2_ptds)
     fn cuMemcpyDtoD_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        copy_linear(call, [Device, Device], (destination, source), bytes, 0, WhenDone)
+        copy_linear(call, [Device, Device], (destination, source), bytes, 0, AfterCopyIsDone)
     }
 
     per_thread(cuMemcpyDtoDAsync_v2_ptsz)
     fn cuMemcpyDtoDAsync_v2(
         call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
     ) -> Outcome {
-        copy_linear(call, [Device, Device], (destination, source), bytes, stream_handle, AtOnce)
+        copy_linear(call, [Device, Device], (destination, source), bytes, stream_handle, BeforeCopyIsDone)
     }
 
     per_thread(cuMemcpyPeer_ptds)
@@ -272,7 +279,7 @@ exports! { "cuda" =>
         call, destination: u64, _destination_context: u64, source: u64, _source_context: u64,
         bytes: usize,
     ) -> Outcome {
-        copy_linear(call, [Device, Device], (destination, source), bytes, 0, WhenDone)
+        copy_linear(call, [Device, Device], (destination, source), bytes, 0, AfterCopyIsDone)
     }
 
     per_thread(cuMemcpyPeerAsync_ptsz)
@@ -280,32 +287,32 @@ exports! { "cuda" =>
         call, destination: u64, _destination_context: u64, source: u64, _source_context: u64,
         bytes: usize, stream_handle: u64,
     ) -> Outcome {
-        copy_linear(call, [Device, Device], (destination, source), bytes, stream_handle, AtOnce)
+        copy_linear(call, [Device, Device], (destination, source), bytes, stream_handle, BeforeCopyIsDone)
     }
 
     per_thread(cuMemcpy2D_v2_ptds)
-    fn cuMemcpy2D_v2(call, description: In<Copy2D>) -> Outcome {
-        copy_2d(call, &description.get()?, 0, WhenDone)
+    fn cuMemcpy2D_v2(call, description: InArgument<Copy2D>) -> Outcome {
+        copy_2d(call, &description.get()?, 0, AfterCopyIsDone)
     }
 
     per_thread(cuMemcpy2DUnaligned_v2_ptds)
-    fn cuMemcpy2DUnaligned_v2(call, description: In<Copy2D>) -> Outcome {
-        copy_2d(call, &description.get()?, 0, WhenDone)
+    fn cuMemcpy2DUnaligned_v2(call, description: InArgument<Copy2D>) -> Outcome {
+        copy_2d(call, &description.get()?, 0, AfterCopyIsDone)
     }
 
     per_thread(cuMemcpy2DAsync_v2_ptsz)
-    fn cuMemcpy2DAsync_v2(call, description: In<Copy2D>, stream_handle: u64) -> Outcome {
-        copy_2d(call, &description.get()?, stream_handle, AtOnce)
+    fn cuMemcpy2DAsync_v2(call, description: InArgument<Copy2D>, stream_handle: u64) -> Outcome {
+        copy_2d(call, &description.get()?, stream_handle, BeforeCopyIsDone)
     }
 
     per_thread(cuMemcpy3D_v2_ptds)
-    fn cuMemcpy3D_v2(call, description: In<Copy3D>) -> Outcome {
-        copy_3d(call, &description.get()?, 0, WhenDone)
+    fn cuMemcpy3D_v2(call, description: InArgument<Copy3D>) -> Outcome {
+        copy_3d(call, &description.get()?, 0, AfterCopyIsDone)
     }
 
     per_thread(cuMemcpy3DAsync_v2_ptsz)
-    fn cuMemcpy3DAsync_v2(call, description: In<Copy3D>, stream_handle: u64) -> Outcome {
-        copy_3d(call, &description.get()?, stream_handle, AtOnce)
+    fn cuMemcpy3DAsync_v2(call, description: InArgument<Copy3D>, stream_handle: u64) -> Outcome {
+        copy_3d(call, &description.get()?, stream_handle, BeforeCopyIsDone)
     }
 
     per_thread(cuMemsetD8_v2_ptds)

@@ -2,42 +2,42 @@
 
 use std::ffi::c_char;
 
-use zernel_softgpu::abi_arguments::{Out, Text};
+use zernel_softgpu::abi_arguments::{OutArgument, TextArgument};
 use zernel_softgpu::{device, exports};
 
 use crate::driver::initialised_driver;
 use crate::status::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, Outcome};
 
 exports! { "cuda" =>
-    fn cuDeviceGetCount(_call, count: Out<i32>) -> Outcome {
+    fn cuDeviceGetCount(_call, count: OutArgument<i32>) -> Outcome {
         Ok(count.set(initialised_driver()?.device_count() as i32)?)
     }
 
-    fn cuDeviceGet(_call, device: Out<i32>, ordinal: i32) -> Outcome {
+    fn cuDeviceGet(_call, device: OutArgument<i32>, ordinal: i32) -> Outcome {
         initialised_driver()?.device(ordinal)?;
         Ok(device.set(ordinal)?)
     }
 
-    fn cuDeviceGetName(_call, name: Out<c_char>, capacity: i32, device: i32) -> Outcome {
+    fn cuDeviceGetName(_call, name: OutArgument<c_char>, capacity: i32, device: i32) -> Outcome {
         initialised_driver()?.device(device)?;
         let capacity = usize::try_from(capacity).map_err(|_| INVALID_VALUE)?;
         name.set_text(device::DEVICE_NAME, capacity)?;
         Ok(())
     }
 
-    fn cuDeviceTotalMem_v2(_call, bytes: Out<usize>, device: i32) -> Outcome {
+    fn cuDeviceTotalMem_v2(_call, bytes: OutArgument<usize>, device: i32) -> Outcome {
         Ok(bytes.set(initialised_driver()?.device(device)?.total_memory() as usize)?)
     }
 
-    fn cuDeviceGetUuid(_call, uuid: Out<[u8; 16]>, device: i32) -> Outcome {
+    fn cuDeviceGetUuid(_call, uuid: OutArgument<[u8; 16]>, device: i32) -> Outcome {
         Ok(uuid.set(device::uuid_of_device(initialised_driver()?.device(device)?.index()))?)
     }
 
-    fn cuDeviceGetUuid_v2(_call, uuid: Out<[u8; 16]>, device: i32) -> Outcome {
+    fn cuDeviceGetUuid_v2(_call, uuid: OutArgument<[u8; 16]>, device: i32) -> Outcome {
         Ok(uuid.set(device::uuid_of_device(initialised_driver()?.device(device)?.index()))?)
     }
 
-    fn cuDeviceGetPCIBusId(_call, text: Out<c_char>, capacity: i32, device: i32) -> Outcome {
+    fn cuDeviceGetPCIBusId(_call, text: OutArgument<c_char>, capacity: i32, device: i32) -> Outcome {
         let capacity = usize::try_from(capacity).map_err(|_| INVALID_VALUE)?;
         let address = device::pci_bus_id(initialised_driver()?.device(device)?.index());
         match text.set_text(&address, capacity)? {
@@ -46,7 +46,7 @@ exports! { "cuda" =>
         }
     }
 
-    fn cuDeviceGetByPCIBusId(_call, device: Out<i32>, text: Text) -> Outcome {
+    fn cuDeviceGetByPCIBusId(_call, device: OutArgument<i32>, text: TextArgument) -> Outcome {
         let wanted = text.get()?;
         let driver = initialised_driver()?;
         let mut ordinals = 0..driver.device_count() as i32;
@@ -57,26 +57,26 @@ exports! { "cuda" =>
         Ok(device.set(found.ok_or(INVALID_DEVICE)?)?)
     }
 
-    fn cuDeviceGetAttribute(_call, value: Out<i32>, attribute: i32, device: i32) -> Outcome {
+    fn cuDeviceGetAttribute(_call, value: OutArgument<i32>, attribute: i32, device: i32) -> Outcome {
         let index = initialised_driver()?.device(device)?.index();
         Ok(value.set(attribute_value(attribute, index).ok_or(INVALID_VALUE)?)?)
     }
 
-    fn cuDeviceComputeCapability(_call, major: Out<i32>, minor: Out<i32>, device: i32) -> Outcome {
+    fn cuDeviceComputeCapability(_call, major: OutArgument<i32>, minor: OutArgument<i32>, device: i32) -> Outcome {
         initialised_driver()?.device(device)?;
         major.set(device::COMPUTE_CAPABILITY.0)?;
         Ok(minor.set(device::COMPUTE_CAPABILITY.1)?)
     }
 
     /// All simulated devices live in the same host memory, so each can access the memory of each other.
-    fn cuDeviceCanAccessPeer(_call, can_access: Out<i32>, device: i32, peer: i32) -> Outcome {
+    fn cuDeviceCanAccessPeer(_call, can_access: OutArgument<i32>, device: i32, peer: i32) -> Outcome {
         initialised_driver()?.device(device)?;
         initialised_driver()?.device(peer)?;
         Ok(can_access.set(i32::from(device != peer))?)
     }
 
     fn cuDeviceGetP2PAttribute(
-        _call, value: Out<i32>, attribute: i32, device: i32, peer: i32,
+        _call, value: OutArgument<i32>, attribute: i32, device: i32, peer: i32,
     ) -> Outcome {
         initialised_driver()?.device(device)?;
         initialised_driver()?.device(peer)?;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use zernel_softgpu::abi_arguments::Out;
+use zernel_softgpu::abi_arguments::OutArgument;
 use zernel_softgpu::clock::WaitMethod;
 use zernel_softgpu::completion::Completion;
 use zernel_softgpu::exports;
@@ -110,7 +110,10 @@ fn record_event(call: &mut OpenCall, handle: u64, stream_handle: u64) -> Outcome
         Some(point) => LastRecord::InCapture(point),
         None => {
             let completion = Completion::with_unknown_end();
-            stream.submit_or_capture(StreamWork::Mark(Arc::clone(&completion)), call.symbol())?;
+            stream.submit_or_capture(
+                StreamWork::SetCompletion(Arc::clone(&completion)),
+                call.symbol(),
+            )?;
             LastRecord::InStream(completion)
         }
     };
@@ -118,7 +121,7 @@ fn record_event(call: &mut OpenCall, handle: u64, stream_handle: u64) -> Outcome
     Ok(())
 }
 
-fn store_elapsed_time(milliseconds: &Out<f32>, start: u64, end: u64) -> Outcome {
+fn store_elapsed_time(milliseconds: &OutArgument<f32>, start: u64, end: u64) -> Outcome {
     let (start, end) = (
         event_of_handle(start)?.recorded_time()?,
         event_of_handle(end)?.recorded_time()?,
@@ -128,7 +131,7 @@ fn store_elapsed_time(milliseconds: &Out<f32>, start: u64, end: u64) -> Outcome 
 }
 
 exports! { "cuda" =>
-    fn cuEventCreate(call, handle: Out<u64>, flags: u32) -> Outcome {
+    fn cuEventCreate(call, handle: OutArgument<u64>, flags: u32) -> Outcome {
         let context = current_context()?;
         if flags & !(EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING | EVENT_INTERPROCESS) != 0 {
             return Err(INVALID_VALUE);
@@ -180,11 +183,11 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    fn cuEventElapsedTime(_call, milliseconds: Out<f32>, start: u64, end: u64) -> Outcome {
+    fn cuEventElapsedTime(_call, milliseconds: OutArgument<f32>, start: u64, end: u64) -> Outcome {
         store_elapsed_time(&milliseconds, start, end)
     }
 
-    fn cuEventElapsedTime_v2(_call, milliseconds: Out<f32>, start: u64, end: u64) -> Outcome {
+    fn cuEventElapsedTime_v2(_call, milliseconds: OutArgument<f32>, start: u64, end: u64) -> Outcome {
         store_elapsed_time(&milliseconds, start, end)
     }
 }

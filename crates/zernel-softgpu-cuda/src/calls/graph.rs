@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zernel_softgpu::abi_arguments::{In, Out};
+use zernel_softgpu::abi_arguments::{InArgument, OutArgument};
 use zernel_softgpu::completion::Completion;
 use zernel_softgpu::exports;
 use zernel_softgpu::graph::{CapturePoint, Graph, GraphNode};
@@ -42,9 +42,9 @@ impl ExecutableGraph {
         let launched = self.last_launch.lock();
         let mut last = launched.unwrap_or_else(PoisonError::into_inner);
         let end = Completion::with_unknown_end();
-        stream.submit_or_capture(StreamWork::Wait(Arc::clone(&last)), symbol)?;
+        stream.submit_or_capture(StreamWork::WaitForCompletion(Arc::clone(&last)), symbol)?;
         stream.submit_or_capture(graph, symbol)?;
-        stream.submit_or_capture(StreamWork::Mark(Arc::clone(&end)), symbol)?;
+        stream.submit_or_capture(StreamWork::SetCompletion(Arc::clone(&end)), symbol)?;
         *last = end;
         Ok(())
     }
@@ -88,7 +88,11 @@ impl NamedGraph {
     }
 
     /// The indices of the nodes that `handles` refer to.
-    fn node_indices(&self, handles: In<u64>, count: usize) -> Result<Vec<usize>, CudaError> {
+    fn node_indices(
+        &self,
+        handles: InArgument<u64>,
+        count: usize,
+    ) -> Result<Vec<usize>, CudaError> {
         let index_of = |position| {
             let wanted = handles.get_at(position)?;
             let index = self.handles.iter().position(|handle| *handle == wanted);
@@ -103,7 +107,7 @@ fn graph_of_handle(handle: u64) -> Result<Arc<GraphObject>, CudaError> {
     GRAPHS.get(handle).ok_or(INVALID_HANDLE)
 }
 
-fn instantiate_graph(executable: &Out<u64>, handle: u64) -> Outcome {
+fn instantiate_graph(executable: &OutArgument<u64>, handle: u64) -> Outcome {
     let graph = graph_of_handle(handle)?.lock_graph().graph.clone();
     let object = ExecutableGraph {
         graph: Arc::new(graph),
@@ -120,8 +124,8 @@ fn node_type(work: &StreamWork) -> i32 {
         StreamWork::Fill { .. } => 2,
         StreamWork::Host(_) => 3,
         StreamWork::Graph(_) => 4,
-        StreamWork::Mark(_) => 5,
-        StreamWork::Wait(_) => 6,
+        StreamWork::SetCompletion(_) => 5,
+        StreamWork::WaitForCompletion(_) => 6,
         StreamWork::Action(_) => 11,
     }
 }
@@ -129,15 +133,15 @@ fn node_type(work: &StreamWork) -> i32 {
 fn capture_info(
     call: &mut zernel_softgpu::truth::OpenCall,
     handle: u64,
-    status: &Out<i32>,
-    id: &Out<u64>,
+    status: &OutArgument<i32>,
+    id: &OutArgument<u64>,
 ) -> Outcome {
     let stream = stream_of_handle(call, handle)?;
     let capture = stream
         .stream
         .with_capture(|capture| capture.as_ref().map(|point| point.capture.id));
     status.set(i32::from(capture.is_some()))?;
-    id.set_if_wanted(capture.unwrap_or(0));
+    id.set_unless_null(capture.unwrap_or(0));
     Ok(())
 }
 
@@ -162,7 +166,7 @@ exports! { "cuda" =>
     }
 
     per_thread(cuStreamEndCapture_ptsz)
-    fn cuStreamEndCapture(call, handle: u64, captured: Out<u64>) -> Outcome {
+    fn cuStreamEndCapture(call, handle: u64, captured: OutArgument<u64>) -> Outcome {
         let stream = stream_of_handle(call, handle)?;
         let point = stream.stream.with_capture(|capture| match capture {
             None => Err(ILLEGAL_STATE),
@@ -176,8 +180,8 @@ exports! { "cuda" =>
                 }
             });
         }
-        if !point.is_after_everything() {
-            captured.set_if_wanted(0);
+        if !point.is_after_all_nodes() {
+            captured.set_unless_null(0);
             return Err(STREAM_CAPTURE_UNJOINED);
         }
         let graph = GRAPHS.insert(GraphObject::new(point.capture.captured_graph()));
@@ -185,7 +189,7 @@ exports! { "cuda" =>
     }
 
     per_thread(cuStreamIsCapturing_ptsz)
-    fn cuStreamIsCapturing(call, handle: u64, status: Out<i32>) -> Outcome {
+    fn cuStreamIsCapturing(call, handle: u64, status: OutArgument<i32>) -> Outcome {
         let stream = stream_of_handle(call, handle)?;
         Ok(status.set(i32::from(stream.stream.is_capturing()))?)
     }
@@ -193,33 +197,33 @@ exports! { "cuda" =>
     /// This function does not return the graph and the dependencies of a running capture.
     per_thread(cuStreamGetCaptureInfo_v2_ptsz)
     fn cuStreamGetCaptureInfo_v2(
-        call, handle: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>,
-        count: Out<usize>,
+        call, handle: u64, status: OutArgument<i32>, id: OutArgument<u64>, graph: OutArgument<u64>, dependencies: OutArgument<u64>,
+        count: OutArgument<usize>,
     ) -> Outcome {
-        graph.set_if_wanted(0);
-        dependencies.set_if_wanted(0);
-        count.set_if_wanted(0);
+        graph.set_unless_null(0);
+        dependencies.set_unless_null(0);
+        count.set_unless_null(0);
         capture_info(call, handle, &status, &id)
     }
 
     per_thread(cuStreamGetCaptureInfo_v3_ptsz)
     fn cuStreamGetCaptureInfo_v3(
-        call, handle: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>,
-        dependencies: Out<u64>, edges: Out<u64>, count: Out<usize>,
+        call, handle: u64, status: OutArgument<i32>, id: OutArgument<u64>, graph: OutArgument<u64>,
+        dependencies: OutArgument<u64>, edges: OutArgument<u64>, count: OutArgument<usize>,
     ) -> Outcome {
-        graph.set_if_wanted(0);
-        dependencies.set_if_wanted(0);
-        edges.set_if_wanted(0);
-        count.set_if_wanted(0);
+        graph.set_unless_null(0);
+        dependencies.set_unless_null(0);
+        edges.set_unless_null(0);
+        count.set_unless_null(0);
         capture_info(call, handle, &status, &id)
     }
 
-    fn cuThreadExchangeStreamCaptureMode(_call, mode: Out<i32>) -> Outcome {
+    fn cuThreadExchangeStreamCaptureMode(_call, mode: OutArgument<i32>) -> Outcome {
         initialised_driver()?;
         Ok(mode.set(0)?)
     }
 
-    fn cuGraphCreate(_call, handle: Out<u64>, flags: u32) -> Outcome {
+    fn cuGraphCreate(_call, handle: OutArgument<u64>, flags: u32) -> Outcome {
         initialised_driver()?;
         match flags {
             0 => Ok(handle.set(GRAPHS.insert(GraphObject::new(Graph::default())))?),
@@ -233,15 +237,15 @@ exports! { "cuda" =>
     }
 
     fn cuGraphAddKernelNode_v2(
-        call, node: Out<u64>, handle: u64, dependencies: In<u64>, count: usize,
-        parameters: In<KernelNode>,
+        call, node: OutArgument<u64>, handle: u64, dependencies: InArgument<u64>, count: usize,
+        parameters: InArgument<KernelNode>,
     ) -> Outcome {
         let parameters = parameters.get()?;
         let object = graph_of_handle(handle)?;
         let mut graph = object.lock_graph();
         let after = graph.node_indices(dependencies, count)?;
         // SAFETY: pointers in the C caller's structure, valid during the call as the whole structure is.
-        let (arguments, extra) = unsafe { (In::new(parameters.parameters), In::new(parameters.extra)) };
+        let (arguments, extra) = unsafe { (InArgument::new(parameters.parameters), InArgument::new(parameters.extra)) };
         let kernel = match parameters.function {
             0 => parameters.kernel,
             function => function,
@@ -251,16 +255,16 @@ exports! { "cuda" =>
     }
 
     fn cuGraphAddEmptyNode(
-        call, node: Out<u64>, handle: u64, dependencies: In<u64>, count: usize,
+        call, node: OutArgument<u64>, handle: u64, dependencies: InArgument<u64>, count: usize,
     ) -> Outcome {
         let object = graph_of_handle(handle)?;
         let mut graph = object.lock_graph();
         let after = graph.node_indices(dependencies, count)?;
-        let nothing = StreamWork::Mark(Completion::with_unknown_end());
+        let nothing = StreamWork::SetCompletion(Completion::with_unknown_end());
         Ok(node.set(graph.add_node(nothing, after, call.symbol()))?)
     }
 
-    fn cuGraphGetNodes(_call, handle: u64, nodes: Out<u64>, count: Out<usize>) -> Outcome {
+    fn cuGraphGetNodes(_call, handle: u64, nodes: OutArgument<u64>, count: OutArgument<usize>) -> Outcome {
         let object = graph_of_handle(handle)?;
         let graph = object.lock_graph();
         if !nodes.is_null() {
@@ -272,7 +276,7 @@ exports! { "cuda" =>
         Ok(count.set(graph.handles.len())?)
     }
 
-    fn cuGraphNodeGetType(_call, node: u64, kind: Out<i32>) -> Outcome {
+    fn cuGraphNodeGetType(_call, node: u64, kind: OutArgument<i32>) -> Outcome {
         initialised_driver()?;
         let has_it = |object: &GraphObject| object.lock_graph().handles.contains(&node);
         let (_, object) = GRAPHS.find(has_it).ok_or(INVALID_HANDLE)?;
@@ -282,15 +286,15 @@ exports! { "cuda" =>
     }
 
     fn cuGraphInstantiate_v2(
-        _call, executable: Out<u64>, handle: u64, error_node: Out<u64>, _log: u64,
+        _call, executable: OutArgument<u64>, handle: u64, error_node: OutArgument<u64>, _log: u64,
         _log_bytes: usize,
     ) -> Outcome {
-        error_node.set_if_wanted(0);
+        error_node.set_unless_null(0);
         instantiate_graph(&executable, handle)
     }
 
     fn cuGraphInstantiateWithFlags(
-        _call, executable: Out<u64>, handle: u64, _flags: u64,
+        _call, executable: OutArgument<u64>, handle: u64, _flags: u64,
     ) -> Outcome {
         instantiate_graph(&executable, handle)
     }

@@ -1,6 +1,6 @@
 //! Functions that launch kernels.
 
-use zernel_softgpu::abi_arguments::In;
+use zernel_softgpu::abi_arguments::InArgument;
 use zernel_softgpu::exports;
 use zernel_softgpu::truth::OpenCall;
 
@@ -16,8 +16,8 @@ fn launch_kernel(
     grid: [u32; 3],
     block: [u32; 3],
     stream_handle: u64,
-    parameters: In<*const u64>,
-    extra: In<u64>,
+    parameters: InArgument<*const u64>,
+    extra: InArgument<u64>,
 ) -> Outcome {
     let stream = stream_of_handle(call, stream_handle)?;
     call.object = handle;
@@ -34,7 +34,7 @@ exports! { "cuda" =>
     fn cuLaunchKernel(
         call, function: u64, grid_x: u32, grid_y: u32, grid_z: u32,
         block_x: u32, block_y: u32, block_z: u32,
-        _shared_bytes: u32, stream_handle: u64, parameters: In<*const u64>, extra: In<u64>,
+        _shared_bytes: u32, stream_handle: u64, parameters: InArgument<*const u64>, extra: InArgument<u64>,
     ) -> Outcome {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         launch_kernel(call, function, grid, block, stream_handle, parameters, extra)
@@ -42,8 +42,8 @@ exports! { "cuda" =>
 
     per_thread(cuLaunchKernelEx_ptsz)
     fn cuLaunchKernelEx(
-        call, configuration: In<LaunchConfiguration>, function: u64, parameters: In<*const u64>,
-        extra: In<u64>,
+        call, configuration: InArgument<LaunchConfiguration>, function: u64, parameters: InArgument<*const u64>,
+        extra: InArgument<u64>,
     ) -> Outcome {
         let LaunchConfiguration { grid, block, stream, .. } = configuration.get()?;
         launch_kernel(call, function, grid, block, stream, parameters, extra)
@@ -53,10 +53,10 @@ exports! { "cuda" =>
     fn cuLaunchCooperativeKernel(
         call, function: u64, grid_x: u32, grid_y: u32, grid_z: u32,
         block_x: u32, block_y: u32, block_z: u32,
-        _shared_bytes: u32, stream_handle: u64, parameters: In<*const u64>,
+        _shared_bytes: u32, stream_handle: u64, parameters: InArgument<*const u64>,
     ) -> Outcome {
         // SAFETY: null is always a valid "no extra options".
-        let no_extra = unsafe { In::new(std::ptr::null()) };
+        let no_extra = unsafe { InArgument::new(std::ptr::null()) };
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         launch_kernel(call, function, grid, block, stream_handle, parameters, no_extra)
     }

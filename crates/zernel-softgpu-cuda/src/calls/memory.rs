@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use zernel_softgpu::abi_arguments::{In, Out};
+use zernel_softgpu::abi_arguments::{InArgument, OutArgument};
 use zernel_softgpu::exports;
 use zernel_softgpu::memory::{MemoryKind, MemoryRange};
 use zernel_softgpu::truth::OpenCall;
@@ -46,19 +46,19 @@ fn free_host(call: &mut OpenCall, address: u64) -> Outcome {
 }
 
 exports! { "cuda" =>
-    fn cuMemGetInfo_v2(_call, free: Out<usize>, total: Out<usize>) -> Outcome {
+    fn cuMemGetInfo_v2(_call, free: OutArgument<usize>, total: OutArgument<usize>) -> Outcome {
         let context = current_context()?;
         free.set(context.device.free_memory() as usize)?;
         Ok(total.set(context.device.total_memory() as usize)?)
     }
 
-    fn cuMemAlloc_v2(call, address: Out<u64>, bytes: usize) -> Outcome {
+    fn cuMemAlloc_v2(call, address: OutArgument<u64>, bytes: usize) -> Outcome {
         let allocated = allocate_memory(call, bytes, MemoryKind::Device)?;
         Ok(address.set(allocated)?)
     }
 
     fn cuMemAllocPitch_v2(
-        call, address: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32,
+        call, address: OutArgument<u64>, pitch: OutArgument<usize>, width: usize, height: usize, element: u32,
     ) -> Outcome {
         if ![4, 8, 16].contains(&element) || width == 0 {
             return Err(INVALID_VALUE);
@@ -70,7 +70,7 @@ exports! { "cuda" =>
         Ok(address.set(allocated)?)
     }
 
-    fn cuMemAllocManaged(call, address: Out<u64>, bytes: usize, flags: u32) -> Outcome {
+    fn cuMemAllocManaged(call, address: OutArgument<u64>, bytes: usize, flags: u32) -> Outcome {
         // The allowed flags: the memory is attached globally (1) or to the host (2).
         if ![1, 2].contains(&flags) {
             return Err(INVALID_VALUE);
@@ -93,12 +93,12 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    fn cuMemAllocHost_v2(call, address: Out<u64>, bytes: usize) -> Outcome {
+    fn cuMemAllocHost_v2(call, address: OutArgument<u64>, bytes: usize) -> Outcome {
         let allocated = allocate_memory(call, bytes, MemoryKind::Host)?;
         Ok(address.set(allocated)?)
     }
 
-    fn cuMemHostAlloc(call, address: Out<u64>, bytes: usize, flags: u32) -> Outcome {
+    fn cuMemHostAlloc(call, address: OutArgument<u64>, bytes: usize, flags: u32) -> Outcome {
         // The allowed flags: portable, mapped for the device, write-combined.
         if flags & !7 != 0 {
             return Err(INVALID_VALUE);
@@ -119,7 +119,7 @@ exports! { "cuda" =>
             return Err(INVALID_VALUE);
         }
         let (device, kind) = (&context.device, MemoryKind::Registered);
-        match ADDRESS_SPACE.adopt_range(device, context.handle, address, bytes as u64, kind) {
+        match ADDRESS_SPACE.add_foreign_range(device, context.handle, address, bytes as u64, kind) {
             true => Ok(()),
             false => Err(HOST_MEMORY_ALREADY_REGISTERED),
         }
@@ -134,25 +134,25 @@ exports! { "cuda" =>
     }
 
     fn cuMemHostGetDevicePointer_v2(
-        _call, device_address: Out<u64>, address: u64, _flags: u32,
+        _call, device_address: OutArgument<u64>, address: u64, _flags: u32,
     ) -> Outcome {
         current_context()?;
         ADDRESS_SPACE.find_range(address).filter(|range| range.kind.is_host()).ok_or(INVALID_VALUE)?;
         Ok(device_address.set(address)?)
     }
 
-    fn cuMemHostGetFlags(_call, flags: Out<u32>, address: u64) -> Outcome {
+    fn cuMemHostGetFlags(_call, flags: OutArgument<u32>, address: u64) -> Outcome {
         current_context()?;
         ADDRESS_SPACE.find_range(address).filter(|range| range.kind == MemoryKind::Host).ok_or(INVALID_VALUE)?;
         // All host memory of the driver is portable and mapped for the device.
         Ok(flags.set(3)?)
     }
 
-    fn cuMemGetAddressRange_v2(_call, start: Out<u64>, bytes: Out<usize>, address: u64) -> Outcome {
+    fn cuMemGetAddressRange_v2(_call, start: OutArgument<u64>, bytes: OutArgument<usize>, address: u64) -> Outcome {
         current_context()?;
         let range = ADDRESS_SPACE.find_range(address).ok_or(INVALID_VALUE)?;
-        start.set_if_wanted(range.start);
-        bytes.set_if_wanted(range.bytes as usize);
+        start.set_unless_null(range.start);
+        bytes.set_unless_null(range.bytes as usize);
         Ok(())
     }
 
@@ -170,7 +170,7 @@ exports! { "cuda" =>
     /// Unlike `cuPointerGetAttribute`, this function never fails for an address that CUDA does not know: it stores
     /// zero.
     fn cuPointerGetAttributes(
-        _call, count: u32, attributes: In<i32>, values: In<u64>, address: u64,
+        _call, count: u32, attributes: InArgument<i32>, values: InArgument<u64>, address: u64,
     ) -> Outcome {
         initialised_driver()?;
         let range = ADDRESS_SPACE.find_range(address);

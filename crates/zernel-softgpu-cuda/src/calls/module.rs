@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
-use zernel_softgpu::abi_arguments::{In, Out, Text};
+use zernel_softgpu::abi_arguments::{InArgument, OutArgument, TextArgument};
 use zernel_softgpu::exports;
 
 use crate::context::current_context;
@@ -14,7 +14,7 @@ use crate::status::{
     NOT_SUPPORTED, Outcome,
 };
 
-fn load_image(handle: &Out<u64>, image: In<u8>) -> Outcome {
+fn load_image(handle: &OutArgument<u64>, image: InArgument<u8>) -> Outcome {
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -24,7 +24,7 @@ fn load_image(handle: &Out<u64>, image: In<u8>) -> Outcome {
     load_image_bytes(handle, image.to_bytes())
 }
 
-fn load_image_bytes(handle: &Out<u64>, image: &[u8]) -> Outcome {
+fn load_image_bytes(handle: &OutArgument<u64>, image: &[u8]) -> Outcome {
     Ok(handle.set(MODULES.insert(Arc::new(KernelModule::load(image)?)))?)
 }
 
@@ -34,7 +34,7 @@ fn unload_module(handle: u64) -> Outcome {
     Ok(())
 }
 
-fn get_function(found: &Out<u64>, module: u64, name: &Text) -> Outcome {
+fn get_function(found: &OutArgument<u64>, module: u64, name: &TextArgument) -> Outcome {
     let object = MODULES.get(module).ok_or(INVALID_HANDLE)?;
     Ok(found.set(object.function_handle(module, &name.get()?)?)?)
 }
@@ -53,24 +53,24 @@ fn function_attribute(attribute: i32, handle: u64) -> Result<i32, CudaError> {
 }
 
 exports! { "cuda" =>
-    fn cuModuleLoadData(_call, module: Out<u64>, image: In<u8>) -> Outcome {
+    fn cuModuleLoadData(_call, module: OutArgument<u64>, image: InArgument<u8>) -> Outcome {
         current_context()?;
         load_image(&module, image)
     }
 
     fn cuModuleLoadDataEx(
-        _call, module: Out<u64>, image: In<u8>, _option_count: u32, _options: u64, _values: u64,
+        _call, module: OutArgument<u64>, image: InArgument<u8>, _option_count: u32, _options: u64, _values: u64,
     ) -> Outcome {
         current_context()?;
         load_image(&module, image)
     }
 
-    fn cuModuleLoadFatBinary(_call, module: Out<u64>, image: In<u8>) -> Outcome {
+    fn cuModuleLoadFatBinary(_call, module: OutArgument<u64>, image: InArgument<u8>) -> Outcome {
         current_context()?;
         load_image(&module, image)
     }
 
-    fn cuModuleLoad(_call, module: Out<u64>, path: Text) -> Outcome {
+    fn cuModuleLoad(_call, module: OutArgument<u64>, path: TextArgument) -> Outcome {
         current_context()?;
         let image = std::fs::read(path.get()?).map_err(|_| FILE_NOT_FOUND)?;
         if image.is_empty() {
@@ -84,32 +84,32 @@ exports! { "cuda" =>
         unload_module(module)
     }
 
-    fn cuModuleGetFunction(_call, found: Out<u64>, module: u64, name: Text) -> Outcome {
+    fn cuModuleGetFunction(_call, found: OutArgument<u64>, module: u64, name: TextArgument) -> Outcome {
         current_context()?;
         get_function(&found, module, &name)
     }
 
-    fn cuModuleGetFunctionCount(_call, count: Out<u32>, module: u64) -> Outcome {
+    fn cuModuleGetFunctionCount(_call, count: OutArgument<u32>, module: u64) -> Outcome {
         let module = MODULES.get(module).ok_or(INVALID_HANDLE)?;
         Ok(count.set(module.kernel_count() as u32)?)
     }
 
     /// No image of the software GPU has variables.
     fn cuModuleGetGlobal_v2(
-        _call, _address: Out<u64>, _bytes: Out<usize>, module: u64, _name: Text,
+        _call, _address: OutArgument<u64>, _bytes: OutArgument<usize>, module: u64, _name: TextArgument,
     ) -> Outcome {
         MODULES.get(module).ok_or(INVALID_HANDLE)?;
         Err(NOT_FOUND)
     }
 
     /// Reports lazy loading, the default of the real driver.
-    fn cuModuleGetLoadingMode(_call, mode: Out<i32>) -> Outcome {
+    fn cuModuleGetLoadingMode(_call, mode: OutArgument<i32>) -> Outcome {
         initialised_driver()?;
         Ok(mode.set(2)?)
     }
 
     fn cuLibraryLoadData(
-        _call, library: Out<u64>, code: In<u8>, _jit_options: u64, _jit_values: u64, _jit_count: u32,
+        _call, library: OutArgument<u64>, code: InArgument<u8>, _jit_options: u64, _jit_values: u64, _jit_count: u32,
         _options: u64, _values: u64, _count: u32,
     ) -> Outcome {
         initialised_driver()?;
@@ -121,33 +121,33 @@ exports! { "cuda" =>
         unload_module(library)
     }
 
-    fn cuLibraryGetKernel(_call, kernel: Out<u64>, library: u64, name: Text) -> Outcome {
+    fn cuLibraryGetKernel(_call, kernel: OutArgument<u64>, library: u64, name: TextArgument) -> Outcome {
         initialised_driver()?;
         get_function(&kernel, library, &name)
     }
 
-    fn cuLibraryGetModule(_call, module: Out<u64>, library: u64) -> Outcome {
+    fn cuLibraryGetModule(_call, module: OutArgument<u64>, library: u64) -> Outcome {
         MODULES.get(library).ok_or(INVALID_HANDLE)?;
         Ok(module.set(library)?)
     }
 
-    fn cuKernelGetFunction(_call, found: Out<u64>, kernel: u64) -> Outcome {
+    fn cuKernelGetFunction(_call, found: OutArgument<u64>, kernel: u64) -> Outcome {
         function_of_handle(kernel)?;
         Ok(found.set(kernel)?)
     }
 
     fn cuKernelGetAttribute(
-        _call, value: Out<i32>, attribute: i32, kernel: u64, device: i32,
+        _call, value: OutArgument<i32>, attribute: i32, kernel: u64, device: i32,
     ) -> Outcome {
         initialised_driver()?.device(device)?;
         Ok(value.set(function_attribute(attribute, kernel)?)?)
     }
 
-    fn cuKernelGetName(_call, name: Out<*const c_char>, kernel: u64) -> Outcome {
+    fn cuKernelGetName(_call, name: OutArgument<*const c_char>, kernel: u64) -> Outcome {
         Ok(name.set(function_of_handle(kernel)?.name.as_ptr())?)
     }
 
-    fn cuFuncGetAttribute(_call, value: Out<i32>, attribute: i32, handle: u64) -> Outcome {
+    fn cuFuncGetAttribute(_call, value: OutArgument<i32>, attribute: i32, handle: u64) -> Outcome {
         Ok(value.set(function_attribute(attribute, handle)?)?)
     }
 
@@ -161,11 +161,11 @@ exports! { "cuda" =>
     }
 
     /// The name stays valid until the module is unloaded.
-    fn cuFuncGetName(_call, name: Out<*const c_char>, handle: u64) -> Outcome {
+    fn cuFuncGetName(_call, name: OutArgument<*const c_char>, handle: u64) -> Outcome {
         Ok(name.set(function_of_handle(handle)?.name.as_ptr())?)
     }
 
-    fn cuFuncGetModule(_call, module: Out<u64>, handle: u64) -> Outcome {
+    fn cuFuncGetModule(_call, module: OutArgument<u64>, handle: u64) -> Outcome {
         Ok(module.set(function_of_handle(handle)?.module)?)
     }
 
@@ -174,13 +174,13 @@ exports! { "cuda" =>
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        _call, blocks: Out<i32>, handle: u64, block_size: i32, _shared: usize,
+        _call, blocks: OutArgument<i32>, handle: u64, block_size: i32, _shared: usize,
     ) -> Outcome {
         store_occupancy(&blocks, handle, block_size)
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-        _call, blocks: Out<i32>, handle: u64, block_size: i32, _shared: usize, _flags: u32,
+        _call, blocks: OutArgument<i32>, handle: u64, block_size: i32, _shared: usize, _flags: u32,
     ) -> Outcome {
         store_occupancy(&blocks, handle, block_size)
     }
@@ -190,7 +190,7 @@ exports! { "cuda" =>
     }
 }
 
-fn store_occupancy(blocks: &Out<i32>, handle: u64, block_size: i32) -> Outcome {
+fn store_occupancy(blocks: &OutArgument<i32>, handle: u64, block_size: i32) -> Outcome {
     function_of_handle(handle)?;
     if !(1..=1024).contains(&block_size) {
         return Err(INVALID_VALUE);

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use zernel_softgpu::abi_arguments::{In, Out};
+use zernel_softgpu::abi_arguments::{InArgument, OutArgument};
 use zernel_softgpu::device::Device;
 use zernel_softgpu::exports;
 use zernel_softgpu::memory::MemoryKind;
@@ -54,7 +54,7 @@ impl MemoryPool {
             used_bytes: AtomicU64::new(0),
             most_used_bytes: AtomicU64::new(0),
         };
-        MEMORY_POOLS.insert_as(handle, Arc::new(pool));
+        MEMORY_POOLS.insert_with_handle(handle, Arc::new(pool));
         handle
     }
 
@@ -90,7 +90,7 @@ fn pool_of_handle(handle: u64) -> Result<Arc<MemoryPool>, CudaError> {
 
 fn allocate_from_pool(
     call: &mut OpenCall,
-    address: &Out<u64>,
+    address: &OutArgument<u64>,
     bytes: usize,
     pool: &MemoryPool,
     stream_handle: u64,
@@ -114,7 +114,7 @@ fn allocate_from_pool(
 }
 
 /// Stream work that frees an allocation when the stream reaches it (`cuMemFreeAsync`).
-fn free_in_order(address: u64, pool: Option<Arc<MemoryPool>>) -> StreamWork {
+fn free_in_stream_order(address: u64, pool: Option<Arc<MemoryPool>>) -> StreamWork {
     StreamWork::Action(Arc::new(move || {
         let freed = ADDRESS_SPACE.remove_range(address, |_| true).unwrap_or(0);
         if let Some(pool) = &pool {
@@ -125,7 +125,7 @@ fn free_in_order(address: u64, pool: Option<Arc<MemoryPool>>) -> StreamWork {
 
 exports! { "cuda" =>
     per_thread(cuMemAllocAsync_ptsz)
-    fn cuMemAllocAsync(call, address: Out<u64>, bytes: usize, stream_handle: u64) -> Outcome {
+    fn cuMemAllocAsync(call, address: OutArgument<u64>, bytes: usize, stream_handle: u64) -> Outcome {
         let ordinal = stream_of_handle(call, stream_handle)?.context()?.ordinal;
         let current = with_device_pools(ordinal, |pools| pools.current)?;
         allocate_from_pool(call, &address, bytes, &*pool_of_handle(current)?, stream_handle)
@@ -133,7 +133,7 @@ exports! { "cuda" =>
 
     per_thread(cuMemAllocFromPoolAsync_ptsz)
     fn cuMemAllocFromPoolAsync(
-        call, address: Out<u64>, bytes: usize, pool_handle: u64, stream_handle: u64,
+        call, address: OutArgument<u64>, bytes: usize, pool_handle: u64, stream_handle: u64,
     ) -> Outcome {
         allocate_from_pool(call, &address, bytes, &*pool_of_handle(pool_handle)?, stream_handle)
     }
@@ -150,14 +150,14 @@ exports! { "cuda" =>
         };
         call.bytes = range.bytes;
         drop(range);
-        stream.submit_or_capture(free_in_order(address, pool), call.symbol())
+        stream.submit_or_capture(free_in_stream_order(address, pool), call.symbol())
     }
 
-    fn cuDeviceGetDefaultMemPool(_call, pool: Out<u64>, device: i32) -> Outcome {
+    fn cuDeviceGetDefaultMemPool(_call, pool: OutArgument<u64>, device: i32) -> Outcome {
         Ok(pool.set(with_device_pools(device, |pools| pools.default)?)?)
     }
 
-    fn cuDeviceGetMemPool(_call, pool: Out<u64>, device: i32) -> Outcome {
+    fn cuDeviceGetMemPool(_call, pool: OutArgument<u64>, device: i32) -> Outcome {
         Ok(pool.set(with_device_pools(device, |pools| pools.current)?)?)
     }
 
@@ -166,7 +166,7 @@ exports! { "cuda" =>
         with_device_pools(device, |pools| pools.current = pool_handle)
     }
 
-    fn cuMemPoolCreate(_call, pool: Out<u64>, properties: In<PoolProperties>) -> Outcome {
+    fn cuMemPoolCreate(_call, pool: OutArgument<u64>, properties: InArgument<PoolProperties>) -> Outcome {
         let properties = properties.get()?;
         if !properties.location.is_device() || properties.allocation_type != 1 {
             return Err(INVALID_VALUE);
@@ -218,7 +218,7 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    fn cuMemPoolSetAttribute(_call, pool_handle: u64, attribute: i32, value: In<u8>) -> Outcome {
+    fn cuMemPoolSetAttribute(_call, pool_handle: u64, attribute: i32, value: InArgument<u8>) -> Outcome {
         let pool = pool_of_handle(pool_handle)?;
         let flag = || value.cast::<i32>().get().map(|flag| u64::from(flag != 0));
         let number = || value.cast::<u64>().get();
@@ -234,7 +234,7 @@ exports! { "cuda" =>
 
     /// All simulated devices live in the same host memory, so a pool's access cannot be taken away.
     fn cuMemPoolSetAccess(
-        _call, pool_handle: u64, descriptions: In<AccessDescription>, count: usize,
+        _call, pool_handle: u64, descriptions: InArgument<AccessDescription>, count: usize,
     ) -> Outcome {
         pool_of_handle(pool_handle)?;
         for index in 0..count {
@@ -244,7 +244,7 @@ exports! { "cuda" =>
     }
 
     fn cuMemPoolGetAccess(
-        _call, flags: Out<i32>, pool_handle: u64, location: In<MemoryLocation>,
+        _call, flags: OutArgument<i32>, pool_handle: u64, location: InArgument<MemoryLocation>,
     ) -> Outcome {
         pool_of_handle(pool_handle)?;
         match location.get()?.is_device() {

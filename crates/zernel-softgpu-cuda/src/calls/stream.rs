@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use zernel_softgpu::abi_arguments::Out;
+use zernel_softgpu::abi_arguments::OutArgument;
 use zernel_softgpu::exports;
 use zernel_softgpu::registry::new_handle;
 use zernel_softgpu::stream::StreamRole;
@@ -18,7 +18,7 @@ use crate::status::{
 
 const STREAM_NON_BLOCKING: u32 = 1;
 
-fn create_stream(handle: &Out<u64>, flags: u32, priority: i32) -> Result<u64, CudaError> {
+fn create_stream(handle: &OutArgument<u64>, flags: u32, priority: i32) -> Result<u64, CudaError> {
     let context = current_context()?;
     let role = match flags {
         0 => StreamRole::Blocking,
@@ -26,7 +26,7 @@ fn create_stream(handle: &Out<u64>, flags: u32, priority: i32) -> Result<u64, Cu
         _ => return Err(INVALID_VALUE),
     };
     let new = new_handle();
-    STREAMS.insert_as(
+    STREAMS.insert_with_handle(
         new,
         context.new_stream(new, role, flags, priority.clamp(-5, 0)),
     );
@@ -35,12 +35,12 @@ fn create_stream(handle: &Out<u64>, flags: u32, priority: i32) -> Result<u64, Cu
 }
 
 exports! { "cuda" =>
-    fn cuStreamCreate(call, handle: Out<u64>, flags: u32) -> Outcome {
+    fn cuStreamCreate(call, handle: OutArgument<u64>, flags: u32) -> Outcome {
         call.stream = create_stream(&handle, flags, 0)?;
         Ok(())
     }
 
-    fn cuStreamCreateWithPriority(call, handle: Out<u64>, flags: u32, priority: i32) -> Outcome {
+    fn cuStreamCreateWithPriority(call, handle: OutArgument<u64>, flags: u32, priority: i32) -> Outcome {
         call.stream = create_stream(&handle, flags, priority)?;
         Ok(())
     }
@@ -85,41 +85,41 @@ exports! { "cuda" =>
                     Ok(())
                 }
                 Some(own) if Arc::ptr_eq(&own.capture, &point.capture) => {
-                    own.join_after(&point);
+                    own.add_predecessors_of(&point);
                     Ok(())
                 }
                 Some(_) => Err(STREAM_CAPTURE_MERGE),
             });
         }
         match event.completion() {
-            Some(completion) => stream.submit_or_capture(StreamWork::Wait(completion), call.symbol()),
+            Some(completion) => stream.submit_or_capture(StreamWork::WaitForCompletion(completion), call.symbol()),
             None => Ok(()),
         }
     }
 
     per_thread(cuStreamGetPriority_ptsz)
-    fn cuStreamGetPriority(call, handle: u64, priority: Out<i32>) -> Outcome {
+    fn cuStreamGetPriority(call, handle: u64, priority: OutArgument<i32>) -> Outcome {
         Ok(priority.set(stream_of_handle(call, handle)?.priority)?)
     }
 
     per_thread(cuStreamGetFlags_ptsz)
-    fn cuStreamGetFlags(call, handle: u64, flags: Out<u32>) -> Outcome {
+    fn cuStreamGetFlags(call, handle: u64, flags: OutArgument<u32>) -> Outcome {
         Ok(flags.set(stream_of_handle(call, handle)?.flags)?)
     }
 
     per_thread(cuStreamGetId_ptsz)
-    fn cuStreamGetId(call, handle: u64, id: Out<u64>) -> Outcome {
+    fn cuStreamGetId(call, handle: u64, id: OutArgument<u64>) -> Outcome {
         stream_of_handle(call, handle)?;
         Ok(id.set(handle)?)
     }
 
     per_thread(cuStreamGetCtx_ptsz)
-    fn cuStreamGetCtx(call, handle: u64, context: Out<u64>) -> Outcome {
+    fn cuStreamGetCtx(call, handle: u64, context: OutArgument<u64>) -> Outcome {
         Ok(context.set(stream_of_handle(call, handle)?.context()?.handle)?)
     }
 
     per_thread(cuStreamGetDevice_ptsz)
-    fn cuStreamGetDevice(call, handle: u64, device: Out<i32>) -> Outcome {
+    fn cuStreamGetDevice(call, handle: u64, device: OutArgument<i32>) -> Outcome {
         Ok(device.set(stream_of_handle(call, handle)?.context()?.ordinal)?)
     }
 

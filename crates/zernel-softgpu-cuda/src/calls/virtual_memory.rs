@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use zernel_softgpu::abi_arguments::{In, Out};
+use zernel_softgpu::abi_arguments::{InArgument, OutArgument};
 use zernel_softgpu::exports;
 use zernel_softgpu::memory::MemoryKind;
 use zernel_softgpu::registry::Registry;
@@ -26,7 +26,7 @@ struct PhysicalAllocation {
 }
 
 fn check_properties(
-    properties: In<AllocationProperties>,
+    properties: InArgument<AllocationProperties>,
 ) -> Result<AllocationProperties, CudaError> {
     let properties = properties.get()?;
     if properties.allocation_type != 1 || !properties.location.is_device() {
@@ -43,7 +43,7 @@ fn allocation_of_handle(handle: u64) -> Result<Arc<PhysicalAllocation>, CudaErro
 
 exports! { "cuda" =>
     fn cuMemGetAllocationGranularity(
-        _call, granularity: Out<usize>, properties: In<AllocationProperties>, option: i32,
+        _call, granularity: OutArgument<usize>, properties: InArgument<AllocationProperties>, option: i32,
     ) -> Outcome {
         check_properties(properties)?;
         match option {
@@ -54,7 +54,7 @@ exports! { "cuda" =>
 
     /// The address that the caller requests is a hint, and is ignored.
     fn cuMemAddressReserve(
-        call, address: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64,
+        call, address: OutArgument<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64,
     ) -> Outcome {
         call.bytes = bytes as u64;
         initialised_driver()?;
@@ -74,7 +74,7 @@ exports! { "cuda" =>
     }
 
     fn cuMemCreate(
-        call, handle: Out<u64>, bytes: usize, properties: In<AllocationProperties>, flags: u64,
+        call, handle: OutArgument<u64>, bytes: usize, properties: InArgument<AllocationProperties>, flags: u64,
     ) -> Outcome {
         call.bytes = bytes as u64;
         let properties = check_properties(properties)?;
@@ -104,7 +104,7 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    fn cuMemRetainAllocationHandle(call, handle: Out<u64>, address: u64) -> Outcome {
+    fn cuMemRetainAllocationHandle(call, handle: OutArgument<u64>, address: u64) -> Outcome {
         initialised_driver()?;
         let memory = VIRTUAL_MEMORY.mapped_at(address).ok_or(INVALID_VALUE)?;
         let known = |object: &PhysicalAllocation| Arc::ptr_eq(&object.memory, &memory);
@@ -115,7 +115,7 @@ exports! { "cuda" =>
     }
 
     fn cuMemGetAllocationPropertiesFromHandle(
-        _call, properties: Out<AllocationProperties>, handle: u64,
+        _call, properties: OutArgument<AllocationProperties>, handle: u64,
     ) -> Outcome {
         Ok(properties.set(allocation_of_handle(handle)?.properties)?)
     }
@@ -130,7 +130,7 @@ exports! { "cuda" =>
             return Err(INVALID_VALUE);
         }
         VIRTUAL_MEMORY.map_memory(address, memory)?;
-        let known = ADDRESS_SPACE.adopt_range(&memory.device, 0, address, bytes as u64, MemoryKind::Mapped);
+        let known = ADDRESS_SPACE.add_foreign_range(&memory.device, 0, address, bytes as u64, MemoryKind::Mapped);
         debug_assert!(known, "reserved addresses hold nothing else");
         Ok(())
     }
@@ -151,7 +151,7 @@ exports! { "cuda" =>
     }
 
     fn cuMemSetAccess(
-        call, address: u64, bytes: usize, descriptions: In<AccessDescription>, count: usize,
+        call, address: u64, bytes: usize, descriptions: InArgument<AccessDescription>, count: usize,
     ) -> Outcome {
         call.object = address;
         call.bytes = bytes as u64;
@@ -163,7 +163,7 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    fn cuMemGetAccess(_call, flags: Out<u64>, location: In<MemoryLocation>, address: u64) -> Outcome {
+    fn cuMemGetAccess(_call, flags: OutArgument<u64>, location: InArgument<MemoryLocation>, address: u64) -> Outcome {
         initialised_driver()?;
         VIRTUAL_MEMORY.mapped_at(address).ok_or(INVALID_VALUE)?;
         match location.get()?.is_device() {

@@ -30,13 +30,13 @@ fn log_directory() -> Option<&'static Path> {
     LOG_DIRECTORY
         .get_or_init(|| {
             let directory = config::path_from_variable(config::LOG_VARIABLE)?;
-            process::after_fork_in_child(forget_the_parents_log);
+            process::after_fork_in_child(forget_log_of_parent);
             Some(directory)
         })
         .as_deref()
 }
 
-extern "C" fn forget_the_parents_log() {
+extern "C" fn forget_log_of_parent() {
     FORK_GENERATION.fetch_add(1, Relaxed);
     PROCESS_LOG.store(ptr::null_mut(), Release);
 }
@@ -112,7 +112,7 @@ impl LogFile {
             .create_new(true)
             .open(&path)?;
         file.set_len(BLOCKS_OFFSET as u64)?;
-        let header = sys::map_words(&file, 0, BLOCKS_OFFSET)?;
+        let header = sys::map_file_as_words(&file, 0, BLOCKS_OFFSET)?;
         header[HEADER_PID].store(u64::from(process.pid), Relaxed);
         header[HEADER_START_TIME].store(process.start_time, Relaxed);
         store_text(&header[HEADER_LIBRARY..HEADER_LIBRARY + 2], library);
@@ -135,7 +135,7 @@ impl LogFile {
         let block = self
             .file
             .set_len((log_size.end + bytes) as u64)
-            .and_then(|()| sys::map_words(&self.file, log_size.end as u64, bytes));
+            .and_then(|()| sys::map_file_as_words(&self.file, log_size.end as u64, bytes));
         let block = block.unwrap_or_else(|error| abort_without_log(&self.path, &error));
         log_size.end += bytes;
         block[BLOCK_TID].store(u64::from(process::thread_id()), Relaxed);

@@ -179,7 +179,7 @@ fn every_documented_command_exists() {
 }
 
 #[test]
-fn mistakes_are_found() {
+fn invalid_documented_commands_are_found() {
     let mistake_of = |line: &str| {
         let commands = commands_of_page("page", &format!("    {line}\n"));
         mistake_in_command(&commands[0])

@@ -14,7 +14,7 @@ fn drill_files(workspace: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_drill_applies() {
+fn every_drill_diff_applies() {
     let workspace = workspace();
     let drills = drill_files(&workspace);
     assert_eq!(drills.len(), 4, "{drills:?}");
@@ -28,7 +28,7 @@ fn every_drill_applies() {
 }
 
 #[test]
-fn every_drill_is_described() {
+fn every_drill_diff_is_linked_in_contributing() {
     let workspace = workspace();
     let page = fs::read_to_string(workspace.join("CONTRIBUTING.md")).expect("a page");
     for drill in drill_files(&workspace) {

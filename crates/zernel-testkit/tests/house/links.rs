@@ -41,7 +41,7 @@ fn heading_anchors(text: &str) -> BTreeSet<String> {
 }
 
 /// Whether a link in a document leads to a file that exists and, after `#`, to one of its headings.
-fn leads_somewhere(document: &Path, link: &str) -> bool {
+fn link_target_exists(document: &Path, link: &str) -> bool {
     let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
     let target = match file.is_empty() {
         true => document.to_owned(),
@@ -52,21 +52,21 @@ fn leads_somewhere(document: &Path, link: &str) -> bool {
 }
 
 #[test]
-fn every_link_leads_somewhere() {
+fn every_link_in_documents_resolves() {
     let mut checked = 0;
     for document in document_paths() {
         let text = read_document(&document);
         for link in link_targets(&text) {
             checked += 1;
             let place = document.display();
-            assert!(leads_somewhere(&document, link), "{place}: {link}");
+            assert!(link_target_exists(&document, link), "{place}: {link}");
         }
     }
     assert!(checked > 40, "{checked} links");
 }
 
 #[test]
-fn every_page_has_its_place_in_the_reading_order() {
+fn every_page_is_listed_in_docs_readme() {
     let list = workspace().join("docs/README.md");
     let text = read_document(&list);
     let listed: BTreeSet<&str> = link_targets(&text).into_iter().collect();
@@ -78,12 +78,12 @@ fn every_page_has_its_place_in_the_reading_order() {
 }
 
 #[test]
-fn links_to_nowhere_are_found() {
+fn broken_links_are_found() {
     let document = workspace().join("docs/lab.md");
-    assert!(leads_somewhere(&document, "lab-machine.md#kernels"));
-    assert!(leads_somewhere(&document, "../README.md"));
-    assert!(!leads_somewhere(&document, "lab-machine.md#kernel"));
-    assert!(!leads_somewhere(&document, "nothing.md"));
+    assert!(link_target_exists(&document, "lab-machine.md#kernels"));
+    assert!(link_target_exists(&document, "../README.md"));
+    assert!(!link_target_exists(&document, "lab-machine.md#kernel"));
+    assert!(!link_target_exists(&document, "nothing.md"));
     assert_eq!(link_targets("[a](b.md#c) and [d](https://e)."), ["b.md#c"]);
     let anchors = heading_anchors("## Does it help here?\ntext\n### /api/v1\n");
     let expected = ["apiv1", "does-it-help-here"].map(str::to_owned);

@@ -2,8 +2,8 @@
 //! the workspace has a name of its own, that the drills of CONTRIBUTING.md still apply, that documented commands
 //! and links between documents lead to something that exists, and the words of all texts.
 
-mod arrows;
 mod commands;
+mod crate_dependencies;
 mod drills;
 mod exceptions;
 mod links;
@@ -55,7 +55,7 @@ fn check_rule(rule: &str, found: &BTreeMap<String, String>, exceptions: &[&str])
 }
 
 #[test]
-fn no_file_is_long() {
+fn no_source_file_exceeds_line_limit() {
     let sources = product_sources(&workspace());
     assert!(sources.len() > 100, "{} files", sources.len());
     let long = sources
@@ -67,7 +67,7 @@ fn no_file_is_long() {
 }
 
 #[test]
-fn no_function_is_long() {
+fn no_function_exceeds_line_limit() {
     let (mut found, mut functions) = (BTreeMap::new(), 0);
     for source in product_sources(&workspace()) {
         for function in source.functions() {
@@ -102,7 +102,7 @@ fn no_two_public_types_share_a_name() {
 }
 
 #[test]
-fn new_offenders_and_stale_exceptions_are_reported() {
+fn rule_check_reports_new_offenders_and_stale_exceptions() {
     let found = BTreeMap::from([("a".to_owned(), "61 lines".to_owned())]);
     assert_eq!(compare_with_exceptions("rule", &found, &["a"]), Ok(()));
     assert_eq!(

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_measured_from_name_to_brace() {
+    fn rust_function_lengths_are_measured() {
         let text = "trait T { fn declared(&self) -> [u8; 4]; }\n\
             fn outer(x: [u8; 2]) {\n    fn inner() {\n    }\n    let s = \"}\";\n}\nfn one() {}\n";
         let expected = [("outer", 5), ("inner", 2), ("one", 1)];
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_c_are_measured() {
+    fn c_function_lengths_are_measured() {
         let text = "struct s { int a; };\nstatic int f(int (*g)(int))\n{\n\tif (g) { }\n}\n\
             SEC(\"x\") int BPF_PROG(h, int a) {\n}\nint t[] = { 1 };\n";
         let expected = [("f".to_owned(), 4), ("BPF_PROG".to_owned(), 2)];
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn test_modules_do_not_count() {
+    fn test_modules_are_left_out_of_line_counts() {
         let text = "pub struct A;\n#[cfg(test)]\nmod tests {\n    pub struct B;\n    fn f() {}\n}\nfn g() {}\n";
         let source = SourceFile::parse("a.rs", text);
         assert_eq!(source.lines, 2);

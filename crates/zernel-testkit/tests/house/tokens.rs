@@ -42,7 +42,7 @@ impl Lexer<'_> {
                 '"' => self.skip_until('"'),
                 '\'' => self.skip_character(),
                 _ if first.is_whitespace() => {}
-                _ if is_of_word(first) => self.read_word(first),
+                _ if is_word_character(first) => self.read_word(first),
                 _ => self.push_token(first.into(), self.line),
             }
         }
@@ -54,7 +54,7 @@ impl Lexer<'_> {
 
     fn read_word(&mut self, first: char) {
         let mut text = String::from(first);
-        while let Some(next) = self.characters.next_if(|next| is_of_word(*next)) {
+        while let Some(next) = self.characters.next_if(|next| is_word_character(*next)) {
             text.push(next);
         }
         let is_raw = ["r", "br", "cr"].contains(&&*text);
@@ -133,7 +133,7 @@ impl Lexer<'_> {
     }
 }
 
-fn is_of_word(character: char) -> bool {
+fn is_word_character(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_strings_and_characters_are_left_out() {
+    fn tokenizer_skips_comments_strings_and_characters() {
         assert_eq!(token_texts("a // { fn\nb /* { /* } */ fn */ c"), "a b c");
         assert_eq!(
             token_texts(r##"a "{ \" fn" b r#"{ " fn"# c b"{" d"##),
@@ -157,12 +157,12 @@ mod tests {
     }
 
     #[test]
-    fn lifetimes_are_words() {
+    fn lifetimes_are_not_character_literals() {
         assert_eq!(token_texts("&'a str {"), "& a str {");
     }
 
     #[test]
-    fn tokens_know_their_lines() {
+    fn tokens_have_line_numbers() {
         let tokens = tokenize("a /*\n*/ b \"\n\" c\nd");
         let lines: Vec<usize> = tokens.iter().map(|token| token.line).collect();
         assert_eq!(lines, [1, 2, 3, 4]);

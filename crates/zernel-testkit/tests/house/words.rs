@@ -63,7 +63,7 @@ const FILE_EXCEPTIONS: &[(&str, &str)] = &[
 ];
 
 /// Files that are not checked: sealed or generated files, texts of others, and the lists above.
-const UNREAD_FILES: &[&str] = &[
+const FILES_WITHOUT_WORD_CHECK: &[&str] = &[
     "Cargo.lock",
     "LICENSE",
     "crates/zernel-testkit/tests/house/words.rs",
@@ -91,12 +91,12 @@ fn words_of_text(text: &str) -> Vec<TextWord<'_>> {
     let mut continues = true;
     for (index, line) in text.lines().enumerate() {
         let line = line.trim_start().trim_start_matches(['/', '!', '#', '*']);
-        let is_of_word = |character: char| character.is_alphanumeric() || character == '\'';
+        let is_word_character = |character: char| character.is_alphanumeric() || character == '\'';
         let mut rest = line;
-        while let Some(start) = rest.find(is_of_word) {
+        while let Some(start) = rest.find(is_word_character) {
             let between = &rest[..start];
             continues &= between.chars().all(|c| matches!(c, ' ' | '_' | '-' | ','));
-            let end = rest[start..].find(|c| !is_of_word(c));
+            let end = rest[start..].find(|c| !is_word_character(c));
             let end = end.map_or(rest.len(), |length| start + length);
             words.push(TextWord {
                 text: without_genitive(&rest[start..end]),
@@ -133,7 +133,7 @@ fn is_phrase_at(words: &[TextWord<'_>], start: usize, phrase: &[TextWord<'_>]) -
 }
 
 /// Whether a phrase of [`ALLOWED_PHRASES`] covers the words from `start` to `end`.
-fn is_allowed(words: &[TextWord<'_>], start: usize, end: usize) -> bool {
+fn is_in_allowed_phrase(words: &[TextWord<'_>], start: usize, end: usize) -> bool {
     ALLOWED_PHRASES.iter().any(|allowed| {
         let allowed = self::words_of_text(allowed);
         let first = (start + 1).saturating_sub(allowed.len());
@@ -153,7 +153,7 @@ fn denied_phrases_in(text: &str) -> Vec<(usize, &'static str, &'static str)> {
     for start in 0..words.len() {
         for (phrase, (name, instead)) in &rules {
             let end = start + phrase.len();
-            if is_phrase_at(&words, start, phrase) && !is_allowed(&words, start, end) {
+            if is_phrase_at(&words, start, phrase) && !is_in_allowed_phrase(&words, start, end) {
                 found.push((words[start].line, *name, *instead));
             }
         }
@@ -170,7 +170,7 @@ fn paths_to_read() -> Vec<String> {
     let text = String::from_utf8(output.stdout).expect("paths in UTF-8");
     let is_read = |path: &&str| {
         let is_below = |prefix: &&str| path.starts_with(*prefix);
-        !path.is_empty() && !UNREAD_FILES.iter().any(is_below)
+        !path.is_empty() && !FILES_WITHOUT_WORD_CHECK.iter().any(is_below)
     };
     let paths = text.split('\0').filter(is_read);
     paths.map(str::to_owned).collect()
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_sentence_is_found_with_its_line() {
+    fn denied_phrases_are_found_with_line() {
         let text = "/// Told of nobody.\nfn f() {}\n// It has so\n// many children.\n";
         assert_eq!(lines_and_phrases(text), [(1, "told"), (3, "so many")]);
         assert_eq!(lines_and_phrases("# The process is gone."), [(1, "gone")]);
@@ -223,14 +223,14 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_names_are_words() {
+    fn denied_words_in_identifiers_are_found() {
         assert_eq!(lines_and_phrases("let is_told = 1;"), [(1, "told")]);
         assert_eq!(lines_and_phrases("Stage::Gone"), [(1, "gone")]);
         assert_eq!(lines_and_phrases("let (go, gate) = channel();"), []);
     }
 
     #[test]
-    fn right_uses_are_allowed() {
+    fn allowed_phrases_may_contain_denied_words() {
         assert_eq!(
             lines_and_phrases("\"Can't tell\" is a verdict (`cannot-tell`)."),
             []

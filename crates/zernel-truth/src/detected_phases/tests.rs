@@ -40,15 +40,15 @@ fn trace_of_events(events: &[(u64, ThreadEvent)]) -> RecordedTrace {
         header: TraceHeader {
             began_ns: 0,
             ended_ns: 3000 * MS_IN_NS,
-            events: header_events(),
+            events: event_numbers_of_header(),
             ..TraceHeader::default()
         },
         entries,
     }
 }
 
-fn header_events() -> BTreeMap<String, u8> {
-    let events = zernel_phase::shared::EVENTS.values.iter();
+fn event_numbers_of_header() -> BTreeMap<String, u8> {
+    let events = zernel_phase::shared::EVENT_MIRROR.values.iter();
     let events = events.map(|(name, number)| ((*name).to_owned(), *number as u8));
     events.collect()
 }
@@ -60,7 +60,7 @@ fn every_event_of_the_tracker_can_be_replayed() {
         .iter()
         .map(|event| raw_event(*event).into())
         .collect();
-    for (name, number) in zernel_phase::shared::EVENTS.values {
+    for (name, number) in zernel_phase::shared::EVENT_MIRROR.values {
         assert!(numbers.contains(number), "{name}");
     }
 }
@@ -108,7 +108,7 @@ fn a_replay_gives_the_recorded_phases() {
 
 /// The kernel changes a phase twice at such an event, and records the second change.
 #[test]
-fn recorded_corrections_are_found_again() {
+fn corrections_missing_in_a_trace_are_restored() {
     let ms = |count: u64| count * MS_IN_NS;
     let (gpu, update) = (WorkloadPhase::GpuCompute, WorkloadPhase::OptimizerStep);
     let undecided = RawTracker::TRAINING_THREAD | RawTracker::UNDECIDED;
@@ -165,7 +165,7 @@ fn recorded_corrections_are_found_again() {
 }
 
 #[test]
-fn a_loader_feeds_while_it_runs_or_reads() {
+fn a_loader_has_class_feed_while_it_runs_or_reads() {
     let events = [
         (MS_IN_NS, ThreadEvent::Unblock),
         (2 * MS_IN_NS, ThreadEvent::Block(BlockReason::Io)),
@@ -181,7 +181,7 @@ fn a_loader_feeds_while_it_runs_or_reads() {
 
 /// The training thread waits for the thread of its backward pass, which waits for its peers.
 #[test]
-fn a_collective_of_the_thread_that_is_waited_for_counts() {
+fn a_collective_of_an_awaited_thread_counts() {
     let events = [
         (MS_IN_NS, ThreadEvent::CopyToDevice),
         (2 * MS_IN_NS, ThreadEvent::BackwardBegin),
@@ -228,7 +228,7 @@ fn a_collective_of_the_thread_that_is_waited_for_counts() {
 }
 
 #[test]
-fn the_sampled_rule_is_fed_with_the_samples() {
+fn the_sampled_rule_gets_the_recorded_samples() {
     let mut trace = trace_of_events(&[(1, ThreadEvent::Launch)]);
     for number in 0..10 {
         trace.entries.push(TraceEntry::Sample(SampleEntry {

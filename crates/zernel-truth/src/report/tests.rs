@@ -6,7 +6,7 @@ use zernel_phase::shared::RawTracker;
 const MS_IN_NS: u64 = 1_000_000;
 
 /// Ten steps of 10 ms: 2 ms of data, 6 of forward, 2 of optimizer.
-fn ten_step_log() -> StampLog {
+fn stamp_log_of_ten_steps() -> StampLog {
     let mut text = r#"{"version": 1, "pid": 7, "variant": "made", "begin": 0}"#.to_owned();
     for step in 0..10 {
         let time_ns = |ms: u64| (step * 10 + ms) * MS_IN_NS;
@@ -27,7 +27,7 @@ fn ten_step_log() -> StampLog {
 }
 
 /// Phases as the kernel recorded them: each starts `late_ns` after its label.
-fn trace_with_delay(late_ns: u64) -> RecordedTrace {
+fn trace_with_delayed_phases(late_ns: u64) -> RecordedTrace {
     let mut entries = vec![TraceEntry::Process(ProcessEntry {
         handle: 1,
         pid: 7,
@@ -67,8 +67,8 @@ fn trace_with_delay(late_ns: u64) -> RecordedTrace {
 #[test]
 fn a_perfect_detector_scores_one() {
     let report = score_trace(
-        &trace_with_delay(0),
-        &[ten_step_log()],
+        &trace_with_delayed_phases(0),
+        &[stamp_log_of_ten_steps()],
         PhaseSource::Recorded,
     );
     assert_eq!(report.phases.macro_f1, Some(1.0));
@@ -81,10 +81,10 @@ fn a_perfect_detector_scores_one() {
 }
 
 #[test]
-fn a_late_detector_loses_what_it_is_late() {
+fn a_late_detector_scores_less_by_its_delay() {
     let report = score_trace(
-        &trace_with_delay(MS_IN_NS / 2),
-        &[ten_step_log()],
+        &trace_with_delayed_phases(MS_IN_NS / 2),
+        &[stamp_log_of_ten_steps()],
         PhaseSource::Recorded,
     );
     let data = &report.phases.categories[0];
@@ -98,28 +98,28 @@ fn a_late_detector_loses_what_it_is_late() {
 
 #[test]
 fn time_that_was_not_observed_is_shown() {
-    let mut trace = trace_with_delay(0);
+    let mut trace = trace_with_delayed_phases(0);
     for (at_ns, is_attached) in [(20 * MS_IN_NS, false), (70 * MS_IN_NS, true)] {
         let coverage = CoverageEntry::ProbesAttached(is_attached);
         trace.entries.push(TraceEntry::Coverage { at_ns, coverage });
     }
-    let report = score_trace(&trace, &[ten_step_log()], PhaseSource::Recorded);
+    let report = score_trace(&trace, &[stamp_log_of_ten_steps()], PhaseSource::Recorded);
     assert!((report.observed_share - 0.5).abs() < 1e-9);
 }
 
 #[test]
 fn a_process_without_events_is_unknown() {
-    let mut trace = trace_with_delay(0);
+    let mut trace = trace_with_delayed_phases(0);
     trace.entries.clear();
-    let report = score_trace(&trace, &[ten_step_log()], PhaseSource::Recorded);
+    let report = score_trace(&trace, &[stamp_log_of_ten_steps()], PhaseSource::Recorded);
     assert_eq!(report.phases.macro_f1, Some(0.0));
     assert_eq!(report.phases.unknown_share, 1.0);
     assert_eq!(report.classes.seconds, 0.1);
 }
 
 #[test]
-fn bars_are_missed_by_a_worse_detector() {
-    let bars = crate::bars::ScoreBars {
+fn a_worse_detector_violates_the_limits() {
+    let bars = crate::score_limits::ScoreLimits {
         phase_f1: Some(0.9),
         boundary_us: Some(100.0),
         unknown_share: Some(0.05),
@@ -127,13 +127,13 @@ fn bars_are_missed_by_a_worse_detector() {
     };
     let report = |late_ns| {
         score_trace(
-            &trace_with_delay(late_ns),
-            &[ten_step_log()],
+            &trace_with_delayed_phases(late_ns),
+            &[stamp_log_of_ten_steps()],
             PhaseSource::Recorded,
         )
     };
-    assert_eq!(bars.missed_bars(&report(0)), Vec::<String>::new());
-    let missed = bars.missed_bars(&report(MS_IN_NS)).concat();
+    assert_eq!(bars.violated_limits(&report(0)), Vec::<String>::new());
+    let missed = bars.violated_limits(&report(MS_IN_NS)).concat();
     assert!(
         missed.contains("phase_f1") && missed.contains("boundary_us"),
         "{missed}"

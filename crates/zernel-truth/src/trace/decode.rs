@@ -5,8 +5,8 @@ use zernel_phase::WorkloadPhase;
 use super::varint::{read_byte, read_signed_varint, read_varint};
 use super::{
     COVERAGE_TAG, CodedThreadState, CoverageEntry, EVENT_TAG, EventEntry, HAS_SYMBOL_BIT, LOSS_TAG,
-    MAGIC, NEW_DEADLINE_BIT, NEW_FLAGS_BIT, NEW_PHASE_BIT, NEW_THREAD_BIT, PROCESS_TAG,
-    ProcessEntry, RecordedTrace, SAMPLE_TAG, SampleEntry, TAG_KIND_MASK, TraceEntry,
+    NEW_DEADLINE_BIT, NEW_FLAGS_BIT, NEW_PHASE_BIT, NEW_THREAD_BIT, PROCESS_TAG, ProcessEntry,
+    RecordedTrace, SAMPLE_TAG, SampleEntry, TAG_KIND_MASK, TRACE_FIRST_LINE, TraceEntry,
 };
 
 /// Longest header line.
@@ -30,7 +30,7 @@ impl RecordedTrace {
     /// Parses a file.
     pub fn parse(file: &[u8]) -> Result<Self, TraceError> {
         let after_magic = file
-            .strip_prefix(MAGIC.as_bytes())
+            .strip_prefix(TRACE_FIRST_LINE.as_bytes())
             .ok_or(TraceError::NotATrace)?;
         let header_length = after_magic
             .iter()
@@ -132,7 +132,7 @@ impl TraceDecoder<'_> {
         if tag_bits & NEW_DEADLINE_BIT != 0 {
             let has_deadline = self.read_bool()?;
             let time_left_ns = read_signed_varint(&mut self.remaining_bytes)?;
-            thread.deadline_left_ns = has_deadline.then_some(time_left_ns);
+            thread.time_to_deadline_ns = has_deadline.then_some(time_left_ns);
         }
         self.threads[thread_index] = thread;
         Some(EventEntry {
@@ -144,7 +144,7 @@ impl TraceDecoder<'_> {
             phase: thread.phase,
             sequence: thread.sequence,
             phase_start_ns: thread.phase_start_ns,
-            deadline_ns: thread.deadline_left_ns.map_or(u64::MAX, |time_left_ns| {
+            deadline_ns: thread.time_to_deadline_ns.map_or(u64::MAX, |time_left_ns| {
                 at_ns.wrapping_add(time_left_ns as u64)
             }),
             tracker_flags: thread.tracker_flags,

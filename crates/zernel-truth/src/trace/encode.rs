@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use super::varint::{write_signed_varint, write_varint};
 use super::{
     COVERAGE_TAG, CodedThreadState, CoverageEntry, EVENT_TAG, EventEntry, HAS_SYMBOL_BIT, LOSS_TAG,
-    MAGIC, NEW_DEADLINE_BIT, NEW_FLAGS_BIT, NEW_PHASE_BIT, NEW_THREAD_BIT, PROCESS_TAG,
-    ProcessEntry, SAMPLE_TAG, SampleEntry, TraceEntry, TraceHeader,
+    NEW_DEADLINE_BIT, NEW_FLAGS_BIT, NEW_PHASE_BIT, NEW_THREAD_BIT, PROCESS_TAG, ProcessEntry,
+    SAMPLE_TAG, SampleEntry, TRACE_FIRST_LINE, TraceEntry, TraceHeader,
 };
 
 /// Encodes the entries of a trace one after the other.
@@ -49,7 +49,7 @@ impl TraceEncoder {
     /// The file.
     #[must_use]
     pub fn into_file(self, header: &TraceHeader) -> Vec<u8> {
-        let mut file = MAGIC.as_bytes().to_vec();
+        let mut file = TRACE_FIRST_LINE.as_bytes().to_vec();
         // Encoding cannot fail, because a header has only strings, numbers and lists of them.
         file.extend(serde_json::to_vec(header).unwrap_or_default());
         file.push(b'\n');
@@ -72,7 +72,7 @@ impl TraceEncoder {
             self.threads.push(CodedThreadState::default());
         }
         let earlier = self.threads[index];
-        let deadline_left_ns = (event.deadline_ns != u64::MAX)
+        let time_to_deadline_ns = (event.deadline_ns != u64::MAX)
             .then(|| event.deadline_ns.wrapping_sub(event.at_ns) as i64);
         let phase = (event.phase, event.sequence, event.phase_start_ns);
         let is_new_phase = phase != (earlier.phase, earlier.sequence, earlier.phase_start_ns);
@@ -82,7 +82,7 @@ impl TraceEncoder {
             (is_new_phase, NEW_PHASE_BIT),
             (event.tracker_flags != earlier.tracker_flags, NEW_FLAGS_BIT),
             (
-                deadline_left_ns != earlier.deadline_left_ns,
+                time_to_deadline_ns != earlier.time_to_deadline_ns,
                 NEW_DEADLINE_BIT,
             ),
         ];
@@ -106,9 +106,9 @@ impl TraceEncoder {
         if event.tracker_flags != earlier.tracker_flags {
             write_varint(bytes, event.tracker_flags.into());
         }
-        if deadline_left_ns != earlier.deadline_left_ns {
-            bytes.push(deadline_left_ns.is_some().into());
-            write_signed_varint(bytes, deadline_left_ns.unwrap_or(0));
+        if time_to_deadline_ns != earlier.time_to_deadline_ns {
+            bytes.push(time_to_deadline_ns.is_some().into());
+            write_signed_varint(bytes, time_to_deadline_ns.unwrap_or(0));
         }
         self.threads[index] = CodedThreadState {
             tid: event.tid,
@@ -117,7 +117,7 @@ impl TraceEncoder {
             sequence: event.sequence,
             phase_start_ns: event.phase_start_ns,
             tracker_flags: event.tracker_flags,
-            deadline_left_ns,
+            time_to_deadline_ns,
         };
     }
 

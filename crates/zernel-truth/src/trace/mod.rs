@@ -1,6 +1,6 @@
 //! A trace: the events of every observed thread with the phases that followed, and when probes were on or off.
 //!
-//! A file has three parts. The first line of a trace is [`MAGIC`]. The second line is a [`TraceHeader`] as JSON. All
+//! A file has three parts. The first line of a trace is [`TRACE_FIRST_LINE`]. The second line is a [`TraceHeader`] as JSON. All
 //! following bytes are entries, each a tag byte and its fields. Numbers are varints: seven bits per byte, lowest first,
 //! the high bit set on all bytes but the last. Signed numbers are zigzag-coded. Times are differences to the time of
 //! the entry before.
@@ -30,16 +30,16 @@ pub use decode::TraceError;
 pub use encode::TraceEncoder;
 
 /// First line of a trace.
-pub const MAGIC: &str = "zernel-trace 1\n";
+pub const TRACE_FIRST_LINE: &str = "zernel-trace 1\n";
 
 /// Event number of a call that gives the tracker no event.
 pub const CALL_EVENT_NUMBER: u8 = 0xf0;
 /// Event number of the exit of a thread.
 pub const EXIT_EVENT_NUMBER: u8 = 0xf1;
 /// Event number of the time from which a thread loads data for its own process.
-pub const LOADS_EVENT_NUMBER: u8 = 0xf2;
+pub const LOADING_BEGIN_EVENT_NUMBER: u8 = 0xf2;
 /// Event number of the time from which it does so no more.
-pub const LOADS_END_EVENT_NUMBER: u8 = 0xf3;
+pub const LOADING_END_EVENT_NUMBER: u8 = 0xf3;
 
 const EVENT_TAG: u8 = 0;
 const PROCESS_TAG: u8 = 1;
@@ -195,7 +195,7 @@ pub enum CoverageEntry {
     WindowOpen(bool),
     /// Whether launches are sampled, so that threads are assumed to launch after a copy or a backward pass.
     LaunchesAssumed(bool),
-    /// A process began or ceased to be observed: it is not observed while it rests because of its overhead.
+    /// A process began or ceased to be observed: it is not observed while it is excluded because of its overhead.
     ProcessObserved {
         /// Its handle.
         handle: u32,
@@ -214,7 +214,7 @@ struct CodedThreadState {
     phase_start_ns: u64,
     tracker_flags: u16,
     /// Time to the deadline; `None`: never.
-    deadline_left_ns: Option<i64>,
+    time_to_deadline_ns: Option<i64>,
 }
 
 #[cfg(test)]

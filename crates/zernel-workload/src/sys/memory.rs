@@ -153,13 +153,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outside the shared region")]
-    fn a_slice_outside_the_region_is_a_panic() {
+    fn slice_outside_shared_mapping_panics() {
         let mapping = SharedMapping::new(64).unwrap();
         let _ = mapping.slice::<AtomicU64>(0, 9);
     }
 
     #[test]
-    fn discarded_private_memory_reads_as_zeros() {
+    fn discarded_pages_read_as_zeros() {
         let mut mapping = PrivateMapping::new(8192).unwrap();
         mapping.bytes()[5000] = 7;
         mapping.discard_pages().unwrap();

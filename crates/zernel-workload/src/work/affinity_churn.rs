@@ -4,10 +4,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
-table! {
+spec_table! {
     /// See [`WorkType::AffinityChurn`](super::WorkType::AffinityChurn).
     #[derive(Eq)]
     pub struct AffinityChurn {
@@ -28,14 +28,14 @@ impl Work for AffinityChurn {
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let allowed = sched_getaffinity(None).map_err(FailingStep::SetAffinity.as_failure())?;
         let mut cpu = worker.index();
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             cpu = next_cpu(&allowed, cpu);
             let mut only = CpuSet::new();
             only.set(cpu);
             // The CPU may be offline by now. Then the worker stays on its CPU and tries the next one.
             let _ = sched_setaffinity(None, &only);
-            worker.burn_ns(us_to_ns(self.spin_us));
-            worker.done(1);
+            worker.burn_cpu_ns(us_to_ns(self.spin_us));
+            worker.count_round(1);
         }
         sched_setaffinity(None, &allowed).map_err(FailingStep::SetAffinity.as_failure())
     }

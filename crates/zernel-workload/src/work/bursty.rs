@@ -2,10 +2,10 @@
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{WorkFailure, Worker};
 
-table! {
+spec_table! {
     /// See [`WorkType::Bursty`](super::WorkType::Bursty).
     #[derive(Eq)]
     pub struct Bursty {
@@ -26,9 +26,9 @@ impl Work for Bursty {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
-        while worker.proceed() {
-            worker.burn_ns(us_to_ns(self.burst_us));
-            worker.done(1);
+        while worker.should_do_another_round() {
+            worker.burn_cpu_ns(us_to_ns(self.burst_us));
+            worker.count_round(1);
             worker.sleep_until_ns(clock::now_ns().saturating_add(us_to_ns(self.sleep_us)));
         }
         Ok(())

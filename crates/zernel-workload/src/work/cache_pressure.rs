@@ -1,7 +1,7 @@
 //! A task that sweeps through more memory than its cache holds.
 
 use super::{Work, WorkTypeInfo};
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
@@ -9,7 +9,7 @@ const CACHE_LINE: usize = 64;
 /// Cache lines that the worker touches between two checks of its stop word.
 const LINES_PER_UNIT: usize = 1024;
 
-table! {
+spec_table! {
     /// See [`WorkType::CachePressure`](super::WorkType::CachePressure).
     #[derive(Eq)]
     pub struct CachePressure {
@@ -36,13 +36,13 @@ impl Work for CachePressure {
             .map_err(FailingStep::MapMemory.as_failure())?;
         'sweeps: loop {
             for part in memory.bytes().chunks_mut(CACHE_LINE * LINES_PER_UNIT) {
-                if !worker.proceed() {
+                if !worker.should_do_another_round() {
                     break 'sweeps;
                 }
                 for line in part.chunks_mut(CACHE_LINE) {
                     line[0] = line[0].wrapping_add(1);
                 }
-                worker.done(1);
+                worker.count_round(1);
             }
         }
         Ok(())

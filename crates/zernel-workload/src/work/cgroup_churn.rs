@@ -7,10 +7,10 @@ use rustix::thread::gettid;
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
-table! {
+spec_table! {
     /// See [`WorkType::CgroupChurn`](super::WorkType::CgroupChurn).
     #[derive(Eq)]
     pub struct CgroupChurn {
@@ -51,17 +51,17 @@ impl Work for CgroupChurn {
         })
     }
 
-    fn refused_in_container(&self) -> Option<&'static str> {
+    fn reason_refused_in_container(&self) -> Option<&'static str> {
         Some("writing to cgroup.procs would move every sibling thread along")
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let mut turn = worker.index();
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             move_calling_thread(&self.cgroups[turn % self.cgroups.len()])?;
             turn += 1;
-            worker.burn_ns(us_to_ns(self.spin_us));
-            worker.done(1);
+            worker.burn_cpu_ns(us_to_ns(self.spin_us));
+            worker.count_round(1);
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ pub(super) fn create_filled_file(
     let file = create_unnamed_file(folder)?;
     let block = [0x5a; FILL_BLOCK_BYTES];
     let mut written = 0;
-    while written < bytes && worker.proceed() {
+    while written < bytes && worker.should_do_another_round() {
         written += write_block_at(&file, &block, written)?;
     }
     Ok(file)

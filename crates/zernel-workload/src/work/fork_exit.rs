@@ -16,14 +16,14 @@ impl Work for ForkExit {
         }
     }
 
-    fn refused_in_container(&self) -> Option<&'static str> {
+    fn reason_refused_in_container(&self) -> Option<&'static str> {
         Some("a fork copies the locks that sibling threads hold at that moment")
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             fork_and_exit().map_err(FailingStep::ForkChild.as_failure())?;
-            worker.done(1);
+            worker.count_round(1);
         }
         Ok(())
     }

@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering::Acquire;
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{WorkFailure, Worker};
 
-table! {
+spec_table! {
     /// See [`WorkType::FutexFanOut`](super::WorkType::FutexFanOut).
     #[derive(Eq)]
     pub struct FutexFanOut {
@@ -31,7 +31,7 @@ impl Work for FutexFanOut {
         if workers < 2 { 0 } else { workers }
     }
 
-    fn smallest_team(&self) -> usize {
+    fn min_team_size(&self) -> usize {
         2
     }
 
@@ -43,17 +43,17 @@ impl Work for FutexFanOut {
         let team = worker.team();
         let own = &team.slots[team.index];
         let mut seen = 0;
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             if team.index == 0 {
                 team.slots[1..]
                     .iter()
                     .for_each(|slot| worker.post_to_slot(slot, 1));
-                worker.done(1);
+                worker.count_round(1);
                 worker.sleep_until_ns(clock::now_ns().saturating_add(us_to_ns(self.interval_us)));
-            } else if worker.wait_while(own, seen) {
+            } else if worker.wait_while_slot_has(own, seen) {
                 seen = own.word.load(Acquire);
-                worker.burn_ns(us_to_ns(self.compute_us));
-                worker.done(1);
+                worker.burn_cpu_ns(us_to_ns(self.compute_us));
+                worker.count_round(1);
             }
         }
         Ok(())

@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering::Acquire;
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{WorkFailure, Worker};
 
-table! {
+spec_table! {
     /// See [`WorkType::FutexPingPong`](super::WorkType::FutexPingPong).
     #[derive(Eq)]
     pub struct FutexPingPong {
@@ -36,14 +36,14 @@ impl Work for FutexPingPong {
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let turn = &team.slots[0];
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             let now = turn.word.load(Acquire);
             if now as usize % 2 != team.index {
-                worker.wait_while(turn, now);
+                worker.wait_while_slot_has(turn, now);
                 continue;
             }
-            worker.burn_ns(us_to_ns(self.compute_us));
-            worker.done(1);
+            worker.burn_cpu_ns(us_to_ns(self.compute_us));
+            worker.count_round(1);
             worker.post_to_slot(turn, 1);
         }
         Ok(())

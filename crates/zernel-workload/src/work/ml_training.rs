@@ -10,7 +10,7 @@ use super::{Work, WorkTypeInfo, files};
 use crate::affinity::SplitMix64;
 use crate::clock::{self, us_to_ns};
 use crate::shared_state::FutexSlot;
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
 mod collective;
@@ -19,9 +19,9 @@ mod inference;
 mod loaders;
 
 use collective::{
-    Collective, CollectiveInterval, CollectiveResult, CollectiveSlots, SLOTS_PER_JOB,
+    Collective, CollectiveInterval, CollectiveResult, CollectiveSlots, FUTEX_SLOTS_PER_JOB,
 };
-use gpu::OpenGpu;
+use gpu::TrainerGpu;
 pub use gpu::{GpuBackend, GpuWait};
 pub use inference::Inference;
 use loaders::ForkedLoaders;
@@ -47,7 +47,7 @@ const MAX_TRACED_STEPS: usize = 1_000_000;
 /// Number of phases in a trainer's step.
 const PHASES_PER_STEP: usize = 4;
 
-table! {
+spec_table! {
     /// See [`WorkType::MlTraining`](super::WorkType::MlTraining).
     ///
     /// A job has `ranks * (1 + loaders)` workers: for each rank its trainer, then its loaders. With `forked_loaders` a
@@ -111,11 +111,11 @@ struct RankSlots<'a> {
 /// The futex slots by which the trainer and its backward thread wake each other.
 #[derive(Clone, Copy)]
 struct BackwardSlots<'a> {
-    wanted_passes: &'a FutexSlot,
-    done_passes: &'a FutexSlot,
+    requested_backward_passes: &'a FutexSlot,
+    finished_backward_passes: &'a FutexSlot,
 }
 
-const SLOTS_PER_RANK: usize = 5;
+const FUTEX_SLOTS_PER_RANK: usize = 5;
 
 impl Work for MlTraining {
     fn about(&self) -> WorkTypeInfo {
@@ -162,7 +162,7 @@ impl Work for MlTraining {
     }
 
     fn futex_slot_count(&self, _team_size: usize) -> usize {
-        self.ranks * SLOTS_PER_RANK + SLOTS_PER_JOB
+        self.ranks * FUTEX_SLOTS_PER_RANK + FUTEX_SLOTS_PER_JOB
     }
 
     fn trace_capacity(&self, team_index: usize) -> usize {
@@ -174,7 +174,7 @@ impl Work for MlTraining {
         }
     }
 
-    fn refused_in_container(&self) -> Option<&'static str> {
+    fn reason_refused_in_container(&self) -> Option<&'static str> {
         let why = "a fork copies the locks that sibling threads hold at that moment; leave out forked_loaders";
         self.forked_loaders.then_some(why)
     }
@@ -182,26 +182,29 @@ impl Work for MlTraining {
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let number = team.index / self.workers_per_rank();
-        let slot =
-            |rank: usize, slot: usize| &team.slots[(rank % self.ranks) * SLOTS_PER_RANK + slot];
+        let slot = |rank: usize, slot: usize| {
+            &team.slots[(rank % self.ranks) * FUTEX_SLOTS_PER_RANK + slot]
+        };
         let rank = RankSlots {
             free_batches: slot(number, 0),
             filled_batches: slot(number, 1),
             collective: CollectiveSlots {
-                arrived_ranks: slot(number, 2),
-                next_arrived: slot(number + 1, 2),
-                job: &team.slots[self.ranks * SLOTS_PER_RANK..],
+                turn_of_this_rank: slot(number, 2),
+                turn_of_next_rank: slot(number + 1, 2),
+                job: &team.slots[self.ranks * FUTEX_SLOTS_PER_RANK..],
             },
             backward: BackwardSlots {
-                wanted_passes: slot(number, 3),
-                done_passes: slot(number, 4),
+                requested_backward_passes: slot(number, 3),
+                finished_backward_passes: slot(number, 4),
             },
         };
         let seed = |loader: usize| (number * self.loaders + loader) as u64;
         match team.index % self.workers_per_rank() {
             0 if self.forked_loaders => {
                 // Loaders are forked before the GPU is opened, because an open GPU does not survive a fork.
-                let load = |loader, worker: &mut Worker<'_>| self.load(worker, &rank, seed(loader));
+                let load = |loader, worker: &mut Worker<'_>| {
+                    self.load_batches(worker, &rank, seed(loader))
+                };
                 let loaders = ForkedLoaders::fork(self.loaders, load)?;
                 self.train(worker, &rank, number)?;
                 loaders.end_loaders()
@@ -211,7 +214,7 @@ impl Work for MlTraining {
                 self.run_backward(worker, rank.backward);
                 Ok(())
             }
-            loader => self.load(worker, &rank, seed(loader)),
+            loader => self.load_batches(worker, &rank, seed(loader)),
         }
     }
 }
@@ -229,14 +232,16 @@ impl MlTraining {
 
     fn run_backward(&self, worker: &mut Worker<'_>, backward: BackwardSlots<'_>) {
         let _ = rustix::thread::set_name(c"backward");
-        while worker.proceed() && worker.take_from_slot(backward.wanted_passes) {
-            worker.burn_ns(us_to_ns(self.backward_us));
-            worker.done(1);
-            worker.post_to_slot(backward.done_passes, 1);
+        while worker.should_do_another_round()
+            && worker.take_from_slot(backward.requested_backward_passes)
+        {
+            worker.burn_cpu_ns(us_to_ns(self.backward_us));
+            worker.count_round(1);
+            worker.post_to_slot(backward.finished_backward_passes, 1);
         }
     }
 
-    fn load(
+    fn load_batches(
         &self,
         worker: &mut Worker<'_>,
         rank: &RankSlots<'_>,
@@ -247,13 +252,13 @@ impl MlTraining {
         let file = files::create_filled_file(&self.folder, file_bytes, worker)?;
         let mut random = SplitMix64(seed);
         let mut batch = 0;
-        while worker.proceed() && worker.take_from_slot(rank.free_batches) {
+        while worker.should_do_another_round() && worker.take_from_slot(rank.free_batches) {
             let mut laps = StepPhases::new(batch);
             self.read_batch(worker, &file, &mut random)?;
-            worker.burn_ns(us_to_ns(self.decode_us));
+            worker.burn_cpu_ns(us_to_ns(self.decode_us));
             laps.record_phase_until_now(worker, DATA_LOADING_PHASE);
             worker.post_to_slot(rank.filled_batches, 1);
-            worker.done(1);
+            worker.count_round(1);
             batch += 1;
         }
         Ok(())
@@ -291,7 +296,7 @@ impl MlTraining {
     ) -> Result<(), WorkFailure> {
         // The thread name only helps users of `ps` and `top`, so a failure does not matter.
         let _ = rustix::thread::set_name(c"trainer");
-        let mut gpu = OpenGpu::open(self, number)?;
+        let mut gpu = TrainerGpu::open(self, number)?;
         (0..self.queue_depth).for_each(|_| worker.post_to_slot(rank.free_batches, 1));
         let joined = Collective::join(self, worker, number, &gpu, rank.collective)?;
         let Some(mut collective) = joined else {
@@ -300,9 +305,9 @@ impl MlTraining {
         let mut step = 0;
         let trained = self.train_until_stopped(worker, rank, &mut gpu, &mut collective, &mut step);
         // Other ranks may wait for this rank, even if its training failed.
-        let last = collective.finish(worker);
+        let last = collective.finish_collectives(worker);
         trained?;
-        if let CollectiveResult::Together(interval) = last? {
+        if let CollectiveResult::Complete(interval) = last? {
             worker.trace_interval(step, COLLECTIVE_PHASE, interval.start_ns, interval.end_ns);
         }
         Ok(())
@@ -312,11 +317,11 @@ impl MlTraining {
         &self,
         worker: &mut Worker<'_>,
         rank: &RankSlots<'_>,
-        gpu: &mut OpenGpu,
+        gpu: &mut TrainerGpu,
         collective: &mut Collective<'_>,
         step: &mut u32,
     ) -> Result<(), WorkFailure> {
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             let mut laps = StepPhases::new(*step);
             if !worker.take_from_slot(rank.filled_batches) {
                 break;
@@ -326,15 +331,15 @@ impl MlTraining {
             self.run_compute_phase(worker, gpu, rank.backward)?;
             laps.record_phase_until_now(worker, GPU_COMPUTE_PHASE);
             match collective.all_reduce(worker)? {
-                CollectiveResult::Together(interval) => {
+                CollectiveResult::Complete(interval) => {
                     laps.record_phase(worker, COLLECTIVE_PHASE, &interval);
                 }
-                CollectiveResult::Alone => {}
+                CollectiveResult::SingleRank => {}
                 CollectiveResult::Stopped => break,
             }
-            worker.burn_ns(us_to_ns(self.optimizer_us));
+            worker.burn_cpu_ns(us_to_ns(self.optimizer_us));
             laps.record_phase_until_now(worker, OPTIMIZER_PHASE);
-            worker.done(1);
+            worker.count_round(1);
             *step += 1;
         }
         Ok(())
@@ -343,17 +348,17 @@ impl MlTraining {
     fn run_compute_phase(
         &self,
         worker: &mut Worker<'_>,
-        gpu: &mut OpenGpu,
+        gpu: &mut TrainerGpu,
         backward: BackwardSlots<'_>,
     ) -> Result<(), WorkFailure> {
         gpu.copy_batch(worker)?;
         for _ in 0..self.launches {
-            worker.burn_ns(us_to_ns(self.launch_us));
+            worker.burn_cpu_ns(us_to_ns(self.launch_us));
             gpu.launch_kernel(us_to_ns(self.gpu_us) / u64::from(self.launches.max(1)))?;
         }
         if self.backward_us > 0 {
-            worker.post_to_slot(backward.wanted_passes, 1);
-            if !worker.take_from_slot(backward.done_passes) {
+            worker.post_to_slot(backward.requested_backward_passes, 1);
+            if !worker.take_from_slot(backward.finished_backward_passes) {
                 return Ok(());
             }
         }

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
 use crate::shared_state::{FutexSlot, wake_waiters};
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{WorkFailure, Worker};
 
-table! {
+spec_table! {
     /// See [`WorkType::MutexContention`](super::WorkType::MutexContention).
     #[derive(Eq)]
     pub struct MutexContention {
@@ -42,14 +42,14 @@ impl Work for MutexContention {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let lock = &worker.team().slots[0];
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             if !acquire_lock(worker, lock) {
                 break;
             }
-            worker.burn_ns(us_to_ns(self.hold_us));
+            worker.burn_cpu_ns(us_to_ns(self.hold_us));
             release_lock(lock);
-            worker.done(1);
-            worker.burn_ns(us_to_ns(self.think_us));
+            worker.count_round(1);
+            worker.burn_cpu_ns(us_to_ns(self.think_us));
         }
         Ok(())
     }
@@ -66,7 +66,7 @@ fn acquire_lock(worker: &mut Worker<'_>, lock: &FutexSlot) -> bool {
         return true;
     }
     while lock.word.swap(LOCK_CONTENDED, AcqRel) != LOCK_FREE {
-        if !worker.wait_while(lock, LOCK_CONTENDED) && worker.is_stopped() {
+        if !worker.wait_while_slot_has(lock, LOCK_CONTENDED) && worker.is_stopped() {
             return false;
         }
     }
@@ -74,7 +74,7 @@ fn acquire_lock(worker: &mut Worker<'_>, lock: &FutexSlot) -> bool {
 }
 
 fn release_lock(lock: &FutexSlot) {
-    lock.note_change_from(LOCK_CONTENDED);
+    lock.store_time_of_change_from(LOCK_CONTENDED);
     if lock.word.swap(LOCK_FREE, AcqRel) == LOCK_CONTENDED {
         wake_waiters(&lock.word, 1);
     }

@@ -29,12 +29,12 @@ impl Work for NiceSweep {
             own
         };
         let mut nice = lowest;
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             if setpriority_process(None, nice).is_err() {
                 nice = MAX_NICE;
             }
-            worker.burn_ns(crate::clock::us_to_ns(CPU_US_PER_NICE_VALUE));
-            worker.done(1);
+            worker.burn_cpu_ns(crate::clock::us_to_ns(CPU_US_PER_NICE_VALUE));
+            worker.count_round(1);
             nice = if nice >= MAX_NICE { lowest } else { nice + 1 };
         }
         Ok(())

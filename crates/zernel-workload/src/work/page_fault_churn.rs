@@ -1,13 +1,13 @@
 //! A task that touches memory that it has just given back to the kernel.
 
 use super::{Work, WorkTypeInfo};
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
 const PAGE_BYTES: usize = 4096;
 
-table! {
+spec_table! {
     /// See [`WorkType::PageFaultChurn`](super::WorkType::PageFaultChurn).
     #[derive(Eq)]
     pub struct PageFaultChurn {
@@ -34,11 +34,11 @@ impl Work for PageFaultChurn {
             .map_err(FailingStep::MapMemory.as_failure())?;
         'rounds: loop {
             for page in region.bytes().chunks_mut(PAGE_BYTES) {
-                if !worker.proceed() {
+                if !worker.should_do_another_round() {
                     break 'rounds;
                 }
                 page[0] = 1;
-                worker.done(1);
+                worker.count_round(1);
             }
             region
                 .discard_pages()

@@ -2,10 +2,10 @@
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
-table! {
+spec_table! {
     /// See [`WorkType::PipePingPong`](super::WorkType::PipePingPong).
     #[derive(Eq)]
     pub struct PipePingPong {
@@ -39,15 +39,15 @@ impl Work for PipePingPong {
                 .send_through_pipe(partner)
                 .map_err(FailingStep::UsePipe.as_failure())?;
         }
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             if !worker
                 .receive_from_pipe(own)
                 .map_err(FailingStep::UsePipe.as_failure())?
             {
                 break;
             }
-            worker.burn_ns(us_to_ns(self.compute_us));
-            worker.done(1);
+            worker.burn_cpu_ns(us_to_ns(self.compute_us));
+            worker.count_round(1);
             worker
                 .send_through_pipe(partner)
                 .map_err(FailingStep::UsePipe.as_failure())?;

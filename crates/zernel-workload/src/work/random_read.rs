@@ -6,12 +6,12 @@ use rustix::fs::{Advice, fadvise, fdatasync};
 
 use super::{Work, WorkTypeInfo, files};
 use crate::affinity::SplitMix64;
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
 const BLOCK_BYTES: usize = 4096;
 
-table! {
+spec_table! {
     /// See [`WorkType::RandomRead`](super::WorkType::RandomRead).
     #[derive(Eq)]
     pub struct RandomRead {
@@ -47,7 +47,7 @@ impl Work for RandomRead {
             .map_err(FailingStep::WriteFile.as_failure())?;
         let mut random = SplitMix64(self.seed.wrapping_add(worker.index() as u64));
         let mut block = [0; BLOCK_BYTES];
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             let offset = random.random_below((bytes as usize / BLOCK_BYTES).max(1)) as u64
                 * BLOCK_BYTES as u64;
             // Drops the block from the page cache, so that the next read of this block waits for the disk. Not all file
@@ -59,7 +59,7 @@ impl Work for RandomRead {
                 Advice::DontNeed,
             );
             match worker.count_as_blocked(|| rustix::io::pread(&file, &mut block, offset)) {
-                Ok(_) => worker.done(1),
+                Ok(_) => worker.count_round(1),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(FailingStep::ReadFile.as_failure()(errno)),
             }

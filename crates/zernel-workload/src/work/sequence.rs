@@ -2,10 +2,10 @@
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
-use crate::spec_keys::{choice, table};
+use crate::spec_keys::{spec_choice, spec_table};
 use crate::worker::{WorkFailure, Worker};
 
-choice! {
+spec_choice! {
     /// One phase of a [`Sequence`].
     pub enum Phase {
         /// The worker uses CPU time, in microseconds.
@@ -17,7 +17,7 @@ choice! {
     }
 }
 
-table! {
+spec_table! {
     /// See [`WorkType::Sequence`](super::WorkType::Sequence).
     #[derive(Eq)]
     pub struct Sequence {
@@ -47,21 +47,21 @@ impl Work for Sequence {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         for phase in self.phases.iter().cycle() {
-            if !worker.proceed() {
+            if !worker.should_do_another_round() {
                 break;
             }
             match *phase {
-                Phase::ComputeUs(cpu) => worker.burn_ns(us_to_ns(cpu)),
+                Phase::ComputeUs(cpu) => worker.burn_cpu_ns(us_to_ns(cpu)),
                 Phase::SleepUs(span) => {
                     worker.sleep_until_ns(clock::now_ns().saturating_add(us_to_ns(span)));
                 }
                 Phase::Yield(times) => {
                     (0..times)
-                        .take_while(|_| worker.proceed())
+                        .take_while(|_| worker.should_do_another_round())
                         .for_each(|_| rustix::thread::sched_yield());
                 }
             }
-            worker.done(1);
+            worker.count_round(1);
         }
         Ok(())
     }

@@ -16,9 +16,9 @@ impl Work for SpinWait {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
-        while worker.proceed() {
-            worker.spin();
-            worker.done(1);
+        while worker.should_do_another_round() {
+            worker.spin_about_a_microsecond();
+            worker.count_round(1);
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{Work, WorkTypeInfo, files};
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 use rustix::fs::fdatasync;
@@ -11,7 +11,7 @@ use rustix::fs::fdatasync;
 /// Number of blocks after which the worker writes its file from the beginning again.
 const BLOCKS_PER_FILE: u64 = 1024;
 
-table! {
+spec_table! {
     /// See [`WorkType::SyncWrite`](super::WorkType::SyncWrite).
     #[derive(Eq)]
     pub struct SyncWrite {
@@ -43,14 +43,14 @@ impl Work for SyncWrite {
             .map_err(FailingStep::MapMemory.as_failure())?;
         let block = block.bytes();
         let mut number = 0;
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             let offset = (number % BLOCKS_PER_FILE) * block.len() as u64;
             worker.count_as_blocked(|| {
                 files::write_block_at(&file, block, offset)?;
                 fdatasync(&file).map_err(FailingStep::WriteFile.as_failure())
             })?;
             number += 1;
-            worker.done(1);
+            worker.count_round(1);
         }
         Ok(())
     }

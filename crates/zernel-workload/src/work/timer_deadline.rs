@@ -2,10 +2,10 @@
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{WorkFailure, Worker};
 
-table! {
+spec_table! {
     /// See [`WorkType::TimerDeadline`](super::WorkType::TimerDeadline).
     #[derive(Eq)]
     pub struct TimerDeadline {
@@ -38,10 +38,10 @@ impl Work for TimerDeadline {
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let period_ns = us_to_ns(self.period_us);
         let mut next_ns = clock::now_ns().saturating_add(period_ns);
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             worker.sleep_until_ns(next_ns);
-            worker.burn_ns(us_to_ns(self.compute_us));
-            worker.done(1);
+            worker.burn_cpu_ns(us_to_ns(self.compute_us));
+            worker.count_round(1);
             // Periods that the worker missed are skipped, not made up for.
             let behind_ns = clock::now_ns().saturating_sub(next_ns);
             next_ns = next_ns.saturating_add(period_ns * (1 + behind_ns / period_ns));

@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering::Acquire;
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{WorkFailure, Worker};
 
-table! {
+spec_table! {
     /// See [`WorkType::WakeChain`](super::WorkType::WakeChain).
     #[derive(Eq)]
     pub struct WakeChain {
@@ -29,7 +29,7 @@ impl Work for WakeChain {
         if workers < 2 { 0 } else { workers }
     }
 
-    fn smallest_team(&self) -> usize {
+    fn min_team_size(&self) -> usize {
         2
     }
 
@@ -45,11 +45,11 @@ impl Work for WakeChain {
         if team.index == 0 {
             worker.post_to_slot(own, 1);
         }
-        while worker.proceed() {
-            if worker.wait_while(own, seen) {
+        while worker.should_do_another_round() {
+            if worker.wait_while_slot_has(own, seen) {
                 seen = own.word.load(Acquire);
-                worker.burn_ns(us_to_ns(self.compute_us));
-                worker.done(1);
+                worker.burn_cpu_ns(us_to_ns(self.compute_us));
+                worker.count_round(1);
                 worker.post_to_slot(next, 1);
             }
         }

@@ -16,9 +16,9 @@ impl Work for YieldHeavy {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             rustix::thread::sched_yield();
-            worker.done(1);
+            worker.count_round(1);
         }
         Ok(())
     }

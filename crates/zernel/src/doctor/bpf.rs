@@ -24,13 +24,13 @@ fn refused_capability_row(capability: Capability, refusal: &CapabilityRefusal) -
     );
     let lacking = Privilege::of_this_process();
     match capability {
-        _ if refusal.is_permission() && !lacking.can_load_bpf() => {
+        _ if refusal.is_permission_denied() && !lacking.can_load_bpf() => {
             row.with_remedy("run as root, or with CAP_BPF and CAP_PERFMON")
         }
-        Capability::UprobePerf if refusal.is_permission() && !lacking.is_root() => {
+        Capability::UprobePerf if refusal.is_permission_denied() && !lacking.is_root() => {
             row.with_remedy("run as root")
         }
-        _ if refusal.is_permission() => row,
+        _ if refusal.is_permission_denied() => row,
         Capability::UprobeSession => row.with_remedy("Linux 6.13 or newer"),
         Capability::UprobeMulti => row.with_remedy("Linux 6.6 or newer"),
         Capability::Tracepoint => row.with_remedy("mount -t tracefs tracefs /sys/kernel/tracing"),

@@ -36,10 +36,10 @@ fn nvml_row() -> CheckRow {
         "no GPU utilisation and memory from the driver",
     )
     .with_remedy(match unavailable {
-        NvmlUnavailable::NoLibrary(_) => {
+        NvmlUnavailable::LibraryNotFound(_) => {
             "install the NVIDIA driver, if this machine has such a GPU"
         }
-        NvmlUnavailable::NotAnswering(_) => "check whether nvidia-smi works",
+        NvmlUnavailable::LibraryFailed(_) => "check whether nvidia-smi works",
     })
 }
 

@@ -19,7 +19,7 @@ fn virtual_machines_row() -> CheckRow {
     if let Err(unavailable) = zernel_lab::check_vm_available(&request) {
         return CheckRow::missing(
             name,
-            unavailable.lacks.join("; "),
+            unavailable.missing_requirements.join("; "),
             "schedulers cannot be compared in the lab",
         );
     }

@@ -112,10 +112,10 @@ fn judge_observing(
             .iter()
             .any(|(capability, trial)| *capability == wanted && trial.is_ok())
     };
-    let rung = Capability::UPROBE_LADDER
+    let rung = Capability::UPROBE_KINDS_BEST_FIRST
         .into_iter()
         .find(|rung| works(*rung));
-    let mut blocked_by: Vec<_> = Capability::OBSERVE_NEEDS
+    let mut blocked_by: Vec<_> = Capability::NEEDED_TO_OBSERVE
         .into_iter()
         .filter(|needed| !works(*needed))
         .map(Capability::name)
@@ -156,7 +156,7 @@ mod tests {
         let mut trials = trials_that_all_work();
         for (capability, trial) in &mut trials {
             if missing.contains(capability) {
-                *trial = Err(CapabilityRefusal::Silent);
+                *trial = Err(CapabilityRefusal::NeverRan);
             }
         }
         let processes = visibility_of(2, 3);
@@ -204,7 +204,7 @@ mod tests {
             verdict_without(&[Capability::TaskStorage]).blocked_by,
             ["task storage"]
         );
-        let no_rung = verdict_without(&Capability::UPROBE_LADDER);
+        let no_rung = verdict_without(&Capability::UPROBE_KINDS_BEST_FIRST);
         assert_eq!((no_rung.possible, no_rung.rung), (false, None));
     }
 }

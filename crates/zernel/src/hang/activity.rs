@@ -210,7 +210,7 @@ impl SampledThread {
     }
 
     fn describe_activity(&self) -> ProcessActivity {
-        let at = self.place_text();
+        let at = self.wait_function_text();
         let (state, text) = match self.state {
             ProcState::Stopped => (
                 ProcessActivityKind::Stopped,
@@ -239,7 +239,7 @@ impl SampledThread {
                 format!("is in I/O: {}{at}", self.unfinished_file_access()),
             ),
             _ => {
-                let (state, what) = self.state_and_reason_of_wait();
+                let (state, what) = self.kind_and_reason_of_wait();
                 (state, format!("{what}{at}"))
             }
         };
@@ -273,13 +273,15 @@ impl SampledThread {
             // Devices and named pipes have paths, too, but are not on a disk.
             Some(FDTarget::Path(path)) => !path.starts_with("/dev") && !place.contains("pipe"),
             Some(_) => false,
-            None => self.syscall.is_some_and(syscalls::takes_a_path) || is_file_system_wait(place),
+            None => {
+                self.syscall.is_some_and(syscalls::syscall_takes_path) || is_file_system_wait(place)
+            }
         }
     }
 
     /// The file access that has not returned.
     fn unfinished_file_access(&self) -> String {
-        let call = self.syscall.and_then(syscalls::file_call_name);
+        let call = self.syscall.and_then(syscalls::file_syscall_name);
         match (call, &self.target) {
             (Some(call), Some(FDTarget::Path(path))) => {
                 let path = shorten_text(&path.to_string_lossy(), 200);
@@ -290,8 +292,8 @@ impl SampledThread {
         }
     }
 
-    fn state_and_reason_of_wait(&self) -> (ProcessActivityKind, &'static str) {
-        if self.syscall.is_some_and(syscalls::is_futex) {
+    fn kind_and_reason_of_wait(&self) -> (ProcessActivityKind, &'static str) {
+        if self.syscall.is_some_and(syscalls::is_futex_syscall) {
             return (ProcessActivityKind::Lock, LOCK_WAIT_TEXT);
         }
         let place = self.kernel_function.as_deref().unwrap_or("");
@@ -346,7 +348,7 @@ impl SampledThread {
         )
     }
 
-    fn place_text(&self) -> String {
+    fn wait_function_text(&self) -> String {
         let place = self.kernel_function.as_ref();
         place.map_or(String::new(), |place| format!(" (in {place})"))
     }
@@ -373,7 +375,7 @@ fn is_file_system_wait(place: &str) -> bool {
 fn file_of_system_call(process: &Process, syscall: i64, first: u64) -> Option<FDTarget> {
     let descriptor = i32::try_from(first)
         .ok()
-        .filter(|_| syscalls::takes_a_descriptor(syscall))?;
+        .filter(|_| syscalls::syscall_takes_descriptor(syscall))?;
     Some(process.fd_from_fd(descriptor).ok()?.target)
 }
 

@@ -15,14 +15,14 @@ use zernel_phase::task_state::WorkloadPhase;
 use zernel_model::snapshot::{CommunicatorSnapshot, ProcessSnapshot, Snapshot};
 
 /// Shortest wait, in seconds, for which a late rank is reported.
-const MIN_REPORTED_WAIT: f64 = 1.0;
+const MIN_REPORTED_WAIT_SECONDS: f64 = 1.0;
 /// Seconds that ranks may wait for another one to join. Programs start at different times.
 const MAX_JOIN_SECONDS: f64 = 60.0;
 /// How much longer than its longest time without a collective a rank may take: the same work does not take the same time
 /// twice. For example, a sleep of 12 s took 15 ms longer the second time.
-const LONGEST_GAP_MARGIN: f64 = 1.1;
+const LONGEST_GAP_FACTOR: f64 = 1.1;
 /// Number of most recent collectives of a rank with a known operation.
-const KNOWN_OPERATION_COUNT: u64 = 16;
+const KNOWN_OPERATIONS_PER_RANK: u64 = 16;
 
 /// A communicator with its ranks on this node.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ pub(super) enum RankProblem {
 }
 
 /// The communicators of a job, or of all jobs.
-pub(super) fn communicators_of_job<'a>(
+pub(super) fn local_communicators_of_job<'a>(
     snapshot: &'a Snapshot,
     job: Option<&str>,
 ) -> Vec<LocalCommunicator<'a>> {
@@ -135,7 +135,7 @@ impl CommunicatorMember<'_> {
     }
 
     /// The problem of the rank while the communicator is being created.
-    fn problem_in_joining(&self, is_stopped: bool) -> Option<RankProblem> {
+    fn problem_during_creation(&self, is_stopped: bool) -> Option<RankProblem> {
         if self.has_exited() {
             return Some(RankProblem::Exited);
         }
@@ -242,17 +242,17 @@ impl LocalCommunicator<'_> {
             .filter_map(|member| {
                 let is_stopped = !member.has_exited() && is_stopped(member.process);
                 let problem = match self.is_being_made() {
-                    true => member.problem_in_joining(is_stopped)?,
-                    false => self.problem_of(member, mismatch.as_ref(), is_stopped)?,
+                    true => member.problem_during_creation(is_stopped)?,
+                    false => self.problem_in_collective(member, mismatch.as_ref(), is_stopped)?,
                 };
                 let is_expired = match problem {
                     RankProblem::Exited | RankProblem::Different { .. } => true,
                     _ if is_stopped => true,
-                    RankProblem::NotJoined => threshold.is_exceeded_by_join(waited),
-                    _ => threshold.is_exceeded_by(member),
+                    RankProblem::NotJoined => threshold.is_exceeded_by_join_wait(waited),
+                    _ => threshold.is_exceeded_by_rank(member),
                 };
                 let hangs = is_expired && waited >= threshold.seconds;
-                (hangs || waited >= MIN_REPORTED_WAIT).then_some(LateRank {
+                (hangs || waited >= MIN_REPORTED_WAIT_SECONDS).then_some(LateRank {
                     member,
                     problem,
                     hangs,
@@ -270,13 +270,15 @@ impl LocalCommunicator<'_> {
         waits.fold(0.0, f64::max)
     }
 
-    fn problem_of(
+    fn problem_in_collective(
         &self,
         member: &CommunicatorMember<'_>,
         mismatch: Option<&OperationMismatch<'_>>,
         is_stopped: bool,
     ) -> Option<RankProblem> {
-        if let Some(different) = mismatch.and_then(|mismatch| mismatch.problem_of_member(member)) {
+        if let Some(different) =
+            mismatch.and_then(|mismatch| mismatch.problem_of_mismatching_rank(member))
+        {
             return Some(different);
         }
         // A rank that has reached the collective with different operations never gets past that collective.
@@ -311,7 +313,7 @@ impl LocalCommunicator<'_> {
     pub(super) fn all_ranks_wait(&self, threshold: HangThreshold) -> bool {
         let mut members = self.members.iter();
         if self.is_being_made() {
-            let is_expired = threshold.is_exceeded_by_join(self.longest_leader_wait());
+            let is_expired = threshold.is_exceeded_by_join_wait(self.longest_leader_wait());
             return is_expired && members.all(|member| member.state.is_being_made);
         }
         self.highest_entered_collective() > 0
@@ -319,14 +321,16 @@ impl LocalCommunicator<'_> {
             && members.all(|member| {
                 member.state.sequence == self.highest_entered_collective()
                     && member.waits_for_its_gpu()
-                    && threshold.is_exceeded_by(member)
+                    && threshold.is_exceeded_by_rank(member)
             })
     }
 
     /// The first known collective that ranks entered as different operations.
     fn find_mismatch(&self) -> Option<OperationMismatch<'_>> {
         let furthest = self.highest_entered_collective();
-        let first = furthest.saturating_sub(KNOWN_OPERATION_COUNT - 1).max(1);
+        let first = furthest
+            .saturating_sub(KNOWN_OPERATIONS_PER_RANK - 1)
+            .max(1);
         (first..=furthest).find_map(|sequence| {
             let common = self.most_common_operation(sequence)?;
             let mismatch = OperationMismatch {
@@ -336,7 +340,7 @@ impl LocalCommunicator<'_> {
             let is_mismatch = self
                 .members
                 .iter()
-                .any(|member| mismatch.problem_of_member(member).is_some());
+                .any(|member| mismatch.problem_of_mismatching_rank(member).is_some());
             is_mismatch.then_some(mismatch)
         })
     }
@@ -363,15 +367,15 @@ impl LocalCommunicator<'_> {
 
 impl HangThreshold {
     /// Whether a rank has gone too long without a collective.
-    fn is_exceeded_by(self, member: &CommunicatorMember<'_>) -> bool {
+    fn is_exceeded_by_rank(self, member: &CommunicatorMember<'_>) -> bool {
         let silent = member.state.entered_seconds_ago;
-        let allowed = LONGEST_GAP_MARGIN * member.state.longest_gap_seconds;
+        let allowed = LONGEST_GAP_FACTOR * member.state.longest_gap_seconds;
         let is_longest = silent.is_none_or(|silent| silent > allowed);
         is_longest || !self.allows_longest_gap
     }
 
     /// Whether other ranks have waited too long for a rank to join a communicator.
-    fn is_exceeded_by_join(self, waited: f64) -> bool {
+    fn is_exceeded_by_join_wait(self, waited: f64) -> bool {
         let seconds = match self.allows_longest_gap {
             true => self.seconds.max(MAX_JOIN_SECONDS),
             false => self.seconds,
@@ -390,7 +394,7 @@ struct OperationMismatch<'a> {
 
 impl OperationMismatch<'_> {
     /// The problem of a rank that entered another operation.
-    fn problem_of_member(&self, member: &CommunicatorMember<'_>) -> Option<RankProblem> {
+    fn problem_of_mismatching_rank(&self, member: &CommunicatorMember<'_>) -> Option<RankProblem> {
         let own = member.operation_at(self.sequence)?;
         (own != self.common_operation).then(|| RankProblem::Different {
             sequence: self.sequence,

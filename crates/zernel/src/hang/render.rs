@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::analysis::RankProblem;
 use super::report::{CommunicatorReport, HangReport, HangVerdict, LateRankReport, RankReport};
-use zernel_report::text::{format_bytes, keep_on_one_line, shorten_text, wrap_lines};
+use zernel_report::text::{format_bytes, join_with_no_break_spaces, shorten_text, wrap_lines};
 
 /// Renders the whole report.
 pub(super) fn render_text(report: &HangReport) -> String {
@@ -179,7 +179,7 @@ fn problem_text(found: &LateRankReport) -> String {
     };
     let activity = &found.activity.text;
     let waited = format_seconds(found.waited_seconds);
-    let last = keep_on_one_line(&format!("{} {}", rank.op, rank.sequence));
+    let last = join_with_no_break_spaces(&format!("{} {}", rank.op, rank.sequence));
     match &found.problem {
         RankProblem::Exited => format!(
             "{subject} {activity}; its last collective was {last}, and others have waited for {waited}"
@@ -208,7 +208,7 @@ fn problem_text(found: &LateRankReport) -> String {
 }
 
 fn format_seconds(seconds: f64) -> String {
-    keep_on_one_line(&format!("{seconds:.1} s"))
+    join_with_no_break_spaces(&format!("{seconds:.1} s"))
 }
 
 fn push_line(out: &mut String, line: &str) {

@@ -93,14 +93,14 @@ impl HangReport {
         is_stopped: impl Fn(&ProcessSnapshot) -> bool,
         inspect: impl Fn(&ProcessSnapshot) -> ProcessActivity,
     ) -> Self {
-        let found = analysis::communicators_of_job(snapshot, job);
+        let found = analysis::local_communicators_of_job(snapshot, job);
         let mut communicators: Vec<CommunicatorReport> = found
             .iter()
             .map(|communicator| {
                 CommunicatorReport::new(communicator, threshold, &is_stopped, &inspect)
             })
             .collect();
-        mark_victims(&found, &mut communicators);
+        mark_ranks_waiting_elsewhere(&found, &mut communicators);
         let is_unknown = |process: &&ProcessSnapshot| {
             process.is_rank()
                 && !process.complete
@@ -175,7 +175,7 @@ impl LateRankReport {
     fn new(finding: LateRank<'_>, inspect: impl Fn(&ProcessSnapshot) -> ProcessActivity) -> Self {
         let process = finding.member.process;
         let activity = match finding.member.has_exited() {
-            true => ProcessActivity::new(ProcessActivityKind::Ended, end_text(process)),
+            true => ProcessActivity::new(ProcessActivityKind::Ended, process_exit_text(process)),
             false => inspect(process),
         };
         Self {
@@ -190,7 +190,7 @@ impl LateRankReport {
 }
 
 /// How a process ended, as a predicate without a subject, such as "was killed by SIGKILL".
-fn end_text(process: &ProcessSnapshot) -> String {
+fn process_exit_text(process: &ProcessSnapshot) -> String {
     let ago = process
         .ended_seconds_ago
         .map_or(String::new(), |ago| format!(", {ago:.1} s ago"));
@@ -205,7 +205,10 @@ fn end_text(process: &ProcessSnapshot) -> String {
 }
 
 /// Marks findings on ranks that are not the cause themselves: they wait for a rank of another communicator.
-fn mark_victims(communicators: &[LocalCommunicator<'_>], reports: &mut [CommunicatorReport]) {
+fn mark_ranks_waiting_elsewhere(
+    communicators: &[LocalCommunicator<'_>],
+    reports: &mut [CommunicatorReport],
+) {
     let mut waiting: Vec<(u32, String)> = Vec::new();
     for (communicator, report) in communicators.iter().zip(reports.iter()) {
         if report.verdict != HangVerdict::Hang {
@@ -295,7 +298,7 @@ mod tests {
     #[test]
     fn the_end_of_a_rank_is_described() {
         let ended = |signal, exit_code| {
-            end_text(&ProcessSnapshot {
+            process_exit_text(&ProcessSnapshot {
                 signal,
                 exit_code,
                 ended_seconds_ago: Some(2.0),

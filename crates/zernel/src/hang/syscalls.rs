@@ -3,7 +3,7 @@
 use std::ffi::c_long;
 
 /// System calls with a file descriptor as their first argument.
-const CALLS_ON_DESCRIPTORS: [(c_long, &str); 20] = [
+const SYSCALLS_WITH_DESCRIPTOR: [(c_long, &str); 20] = [
     (libc::SYS_read, "read"),
     (libc::SYS_pread64, "pread"),
     (libc::SYS_readv, "readv"),
@@ -27,7 +27,7 @@ const CALLS_ON_DESCRIPTORS: [(c_long, &str); 20] = [
 ];
 
 /// System calls with a path.
-const CALLS_ON_PATHS: [(c_long, &str); 11] = [
+const SYSCALLS_WITH_PATH: [(c_long, &str); 11] = [
     (libc::SYS_openat, "openat"),
     (libc::SYS_openat2, "openat2"),
     (libc::SYS_newfstatat, "stat"),
@@ -41,25 +41,26 @@ const CALLS_ON_PATHS: [(c_long, &str); 11] = [
     (libc::SYS_statfs, "statfs"),
 ];
 
-fn find_name(table: &[(c_long, &'static str)], number: i64) -> Option<&'static str> {
+fn syscall_name(table: &[(c_long, &'static str)], number: i64) -> Option<&'static str> {
     let found = table.iter().find(|(known, _)| *known == number);
     found.map(|(_, name)| *name)
 }
 
 /// The name of a system call on files.
-pub(super) fn file_call_name(number: i64) -> Option<&'static str> {
-    find_name(&CALLS_ON_DESCRIPTORS, number).or_else(|| find_name(&CALLS_ON_PATHS, number))
+pub(super) fn file_syscall_name(number: i64) -> Option<&'static str> {
+    syscall_name(&SYSCALLS_WITH_DESCRIPTOR, number)
+        .or_else(|| syscall_name(&SYSCALLS_WITH_PATH, number))
 }
 
-pub(super) fn takes_a_descriptor(number: i64) -> bool {
-    find_name(&CALLS_ON_DESCRIPTORS, number).is_some()
+pub(super) fn syscall_takes_descriptor(number: i64) -> bool {
+    syscall_name(&SYSCALLS_WITH_DESCRIPTOR, number).is_some()
 }
 
-pub(super) fn takes_a_path(number: i64) -> bool {
-    find_name(&CALLS_ON_PATHS, number).is_some()
+pub(super) fn syscall_takes_path(number: i64) -> bool {
+    syscall_name(&SYSCALLS_WITH_PATH, number).is_some()
 }
 
 /// Whether a system call waits for another thread.
-pub(super) fn is_futex(number: i64) -> bool {
+pub(super) fn is_futex_syscall(number: i64) -> bool {
     [libc::SYS_futex, libc::SYS_futex_waitv].contains(&number)
 }

@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use zernel_scheduler::scheduler::{self, SchedCounters, SchedError};
 
-use crate::sched::load_scheduler::check_kernel;
+use crate::sched::load_scheduler::check_scheduler_can_load;
 use crate::sched::published_statistics;
 use crate::sched::scheduler_session::SchedulerSession;
 
@@ -30,13 +30,13 @@ impl JobScheduler {
                 loaded.pid, loaded.privilege
             ));
         }
-        check_kernel().map_err(|error| error.to_string())?;
+        check_scheduler_can_load().map_err(|error| error.to_string())?;
         let stop = Arc::new(AtomicBool::new(false));
         let (loaded, is_loaded) = mpsc::channel();
         let thread = thread::spawn({
             let stop = Arc::clone(&stop);
             move || {
-                let mut session = SchedulerSession::for_own_tree();
+                let mut session = SchedulerSession::with_own_tree_privileged();
                 scheduler::run_scheduler(&session.load_settings(), |scheduler| {
                     // The receiver waits for the first message only.
                     let _ = loaded.send(());

@@ -102,7 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let command_user = caller.as_ref().filter(|_| !options.as_root);
     let child = RunningCommand::spawn(&options.command, command_user, signals);
     if let Ok(child) = &child {
-        recorder.command_started(child.pid());
+        recorder.set_command_pid(child.pid());
     }
     let ended = child.map(RunningCommand::wait);
     let wall = started.elapsed();

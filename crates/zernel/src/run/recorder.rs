@@ -68,7 +68,7 @@ pub(crate) struct RunRecording {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ancestry {
     Descendant,
-    Foreign,
+    NotDescendant,
     /// The process exited before its parents were read.
     Unknown,
 }
@@ -82,15 +82,15 @@ impl RunRecorder {
     ) -> Self {
         let observer = Observer::start(options);
         match observer.and_then(|observer| ObserverThread::start(observer, SNAPSHOT_INTERVAL)) {
-            Ok(observer) => Self::record_from(SnapshotSource::Local(observer), root),
+            Ok(observer) => Self::start_recording_thread(SnapshotSource::Local(observer), root),
             Err(error) => match socket.latest_snapshot() {
-                Ok(_) => Self::record_from(SnapshotSource::Daemon(socket.clone()), root),
+                Ok(_) => Self::start_recording_thread(SnapshotSource::Daemon(socket.clone()), root),
                 Err(daemon) => Self::Unavailable(format!("{error}; {daemon}")),
             },
         }
     }
 
-    fn record_from(source: SnapshotSource, root: RecordedRoot) -> Self {
+    fn start_recording_thread(source: SnapshotSource, root: RecordedRoot) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let mut recording = RunRecording::new(root);
         recording.observation.by_daemon = matches!(source, SnapshotSource::Daemon(_));
@@ -107,7 +107,7 @@ impl RunRecorder {
     }
 
     /// Sets the pid of the command that was started.
-    pub(super) fn command_started(&self, pid: u32) {
+    pub(super) fn set_command_pid(&self, pid: u32) {
         if let Self::Running { command, .. } = self {
             let _ = command.set(pid);
         }
@@ -164,7 +164,7 @@ impl RunRecording {
     pub(crate) fn new(root: RecordedRoot) -> Self {
         Self {
             root,
-            start_ns: since_boot_ns(),
+            start_ns: boot_time_clock_ns(),
             command: Arc::default(),
             records: BTreeMap::new(),
             ancestry_of_process: BTreeMap::new(),
@@ -195,7 +195,7 @@ impl RunRecording {
     /// Adds the processes and figures of a snapshot. The last snapshot has the overhead of the whole run.
     pub(crate) fn add_snapshot(&mut self, snapshot: &Snapshot, is_last: bool) {
         let now_ns = monotonic_ns();
-        let asleep_ns = since_boot_ns().saturating_sub(now_ns);
+        let asleep_ns = boot_time_clock_ns().saturating_sub(now_ns);
         if is_last {
             let observation = &mut self.observation;
             observation.call_cost_seconds = snapshot.call_cost_seconds;
@@ -224,7 +224,7 @@ impl RunRecording {
             command: self.command.get().copied(),
         };
         let ancestry = self.ancestry_of_process.entry(key);
-        let ancestry = ancestry.or_insert_with(|| parents.ancestry_of(process, root, start_ns));
+        let ancestry = ancestry.or_insert_with(|| parents.find_ancestry(process, root, start_ns));
         if *ancestry != Ancestry::Descendant {
             return;
         }
@@ -244,7 +244,7 @@ impl RunRecording {
         }
         record.add_sample(process, now_ns);
         // The affinity is read again for each snapshot, because a process can change it at any time.
-        if let Some(cpus) = affinity_of(process.pid).filter(|_| process.is_trainer()) {
+        if let Some(cpus) = cpu_affinity_of(process.pid).filter(|_| process.is_trainer()) {
             record.cpus = cpus;
         }
         // A trainer without launches may launch between two sampling windows.
@@ -278,7 +278,7 @@ struct ParentLookup<'a> {
 
 impl ParentLookup<'_> {
     /// Follows the parents of a process up to the root.
-    fn ancestry_of(
+    fn find_ancestry(
         &self,
         process: &ProcessSnapshot,
         root: RecordedRoot,
@@ -286,7 +286,7 @@ impl ParentLookup<'_> {
     ) -> Ancestry {
         let root = match root {
             RecordedRoot::SpawnedCommand if process.start_ns < start_ns => {
-                return Ancestry::Foreign;
+                return Ancestry::NotDescendant;
             }
             RecordedRoot::SpawnedCommand => std::process::id(),
             RecordedRoot::RunningProcess(pid) if process.pid == pid => return Ancestry::Descendant,
@@ -294,22 +294,22 @@ impl ParentLookup<'_> {
         };
         let mut ancestor = process.pid;
         for _ in 0..MAX_FOLLOWED_PARENTS {
-            match parent_of(ancestor).or_else(|| self.recorded_parent(ancestor)) {
-                Some(0) => return Ancestry::Foreign,
+            match parent_pid_of(ancestor).or_else(|| self.parent_pid_of_exited(ancestor)) {
+                Some(0) => return Ancestry::NotDescendant,
                 Some(next) if next == root => return Ancestry::Descendant,
                 Some(next) => ancestor = next,
                 // The parent has exited since the snapshot, so its children have another parent now.
-                None => match parent_of(process.pid) {
+                None => match parent_pid_of(process.pid) {
                     Some(_) => ancestor = process.pid,
                     None => return Ancestry::Unknown,
                 },
             }
         }
-        Ancestry::Foreign
+        Ancestry::NotDescendant
     }
 
     /// The parent of a process that has exited: of the command, or of an observed process.
-    fn recorded_parent(&self, pid: u32) -> Option<u32> {
+    fn parent_pid_of_exited(&self, pid: u32) -> Option<u32> {
         if self.command == Some(pid) {
             return Some(std::process::id());
         }
@@ -319,18 +319,18 @@ impl ParentLookup<'_> {
     }
 }
 
-fn parent_of(pid: u32) -> Option<u32> {
+fn parent_pid_of(pid: u32) -> Option<u32> {
     let process = Process::new(i32::try_from(pid).ok()?).ok()?;
     Some(process.stat().ok()?.ppid.unsigned_abs())
 }
 
 /// CPUs in the affinity mask of a process.
-fn affinity_of(pid: u32) -> Option<CpuSet> {
+fn cpu_affinity_of(pid: u32) -> Option<CpuSet> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     sched_getaffinity(Some(pid)).ok()
 }
 
-fn since_boot_ns() -> u64 {
+fn boot_time_clock_ns() -> u64 {
     clock_ns(rustix::time::ClockId::Boottime)
 }
 
@@ -408,8 +408,8 @@ mod tests {
 
     #[test]
     fn the_affinity_of_a_process_is_known() {
-        let own = affinity_of(std::process::id()).expect("this process exists");
+        let own = cpu_affinity_of(std::process::id()).expect("this process exists");
         assert!(own.count() > 0);
-        assert_eq!(affinity_of(u32::MAX), None);
+        assert_eq!(cpu_affinity_of(u32::MAX), None);
     }
 }

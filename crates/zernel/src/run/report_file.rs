@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::sudo_caller::{SudoCaller, with_rights_of};
+use super::sudo_caller::{SudoCaller, run_with_rights_of};
 
 /// The most symbolic links of the user that are followed, one to the next.
 const MAX_FOLLOWED_LINKS: usize = 8;
@@ -23,7 +23,7 @@ const STICKY_BIT: u32 = 0o1000;
 
 /// Checks that a report can be written, without changing or creating it.
 pub(crate) fn check_report_file(path: &Path, caller: Option<&SudoCaller>) -> io::Result<()> {
-    with_rights_of(caller, || {
+    run_with_rights_of(caller, || {
         match ReportDestination::follow_own_links(path)? {
             ReportDestination::File(path) => {
                 check_replaceable(&path)?;
@@ -46,7 +46,7 @@ pub(crate) fn write_report_file(
     text: &[u8],
     caller: Option<&SudoCaller>,
 ) -> io::Result<()> {
-    with_rights_of(caller, || {
+    run_with_rights_of(caller, || {
         match ReportDestination::follow_own_links(path)? {
             ReportDestination::File(path) => match TemporaryFile::create(parent_folder_of(&path)) {
                 Err(error) if forbids_new_files(&error) && path.exists() => {
@@ -262,7 +262,7 @@ mod tests {
         if !geteuid().is_root() {
             return; // only root can act as another user
         }
-        let nobody = SudoCaller::for_test(NOBODY_UID);
+        let nobody = SudoCaller::test_caller(NOBODY_UID);
         let folder = tempfile::tempdir().unwrap();
         let inside = folder.path().join("report");
         let denied = |path: &Path| {

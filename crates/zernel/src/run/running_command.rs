@@ -32,7 +32,7 @@ pub(crate) enum SpawnError {
     #[error("{command}: command not found")]
     NotFound { command: String },
     #[error("cannot run {command}: {source}")]
-    NotRun { command: String, source: io::Error },
+    CannotExecute { command: String, source: io::Error },
 }
 
 impl SpawnError {
@@ -40,7 +40,7 @@ impl SpawnError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::NotFound { .. } => 127,
-            Self::NotRun { .. } => 126,
+            Self::CannotExecute { .. } => 126,
         }
     }
 }
@@ -76,7 +76,7 @@ impl RunningCommand {
             let command = program.to_string_lossy().into_owned();
             match source.kind() {
                 io::ErrorKind::NotFound => SpawnError::NotFound { command },
-                _ => SpawnError::NotRun { command, source },
+                _ => SpawnError::CannotExecute { command, source },
             }
         };
         // Orphans become children of this process, so every descendant keeps a chain of parents to it.

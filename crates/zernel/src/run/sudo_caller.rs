@@ -77,7 +77,7 @@ impl SudoCaller {
     }
 
     #[cfg(test)]
-    pub(crate) fn for_test(id: u32) -> Self {
+    pub(crate) fn test_caller(id: u32) -> Self {
         Self {
             uid: id,
             gid: id,
@@ -110,7 +110,7 @@ impl SudoCaller {
 }
 
 /// Runs `work` with the rights of the caller of sudo, or with those of this process if there is none.
-pub(crate) fn with_rights_of<T: Send>(
+pub(crate) fn run_with_rights_of<T: Send>(
     caller: Option<&SudoCaller>,
     work: impl FnOnce() -> io::Result<T> + Send,
 ) -> io::Result<T> {

@@ -12,7 +12,7 @@ use clap::Args;
 use zernel_lab::compare::statistics::SignTestOutcome;
 use zernel_scheduler::scheduler::{self, SchedError};
 
-use super::load_scheduler::check_kernel;
+use super::load_scheduler::check_scheduler_can_load;
 use super::paired_blocks::{PairedBlocks, StepCounts, StepRates};
 use super::policy_options::PolicyOptions;
 use super::published_statistics::monotonic_ns;
@@ -32,10 +32,10 @@ const MIN_PAIRS: u32 = 2;
 /// Pairs in a row that may fail before the comparison ends.
 const MAX_FAILED_PAIRS_IN_A_ROW: u32 = 3;
 /// The part of a block that is not counted, while training adapts to the change.
-const SETTLING_SHARE_OF_BLOCK: f64 = 0.2;
+const UNMEASURED_SHARE_OF_BLOCK: f64 = 0.2;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The exit code if the scheduler makes training slower.
-const WORSE_EXIT_CODE: u8 = 3;
+const SLOWER_TRAINING_EXIT_CODE: u8 = 3;
 
 #[derive(Debug, Args)]
 pub(crate) struct AbOptions {
@@ -60,7 +60,7 @@ pub(super) fn run(
     policy: &PolicyOptions,
 ) -> Result<ExitCode, Box<dyn Error>> {
     let stop = interrupt_flags::interrupt_flag()?;
-    check_kernel()?;
+    check_scheduler_can_load()?;
     if read_step_counts(&options.socket)?.is_empty() {
         return Err("no training process runs; start one first".into());
     }
@@ -78,7 +78,7 @@ pub(super) fn run(
     crate::print_to_stdout(format_result(&blocks).as_bytes())?;
     ended?;
     Ok(match blocks.sign_test_outcome() {
-        SignTestOutcome::Worse => ExitCode::from(WORSE_EXIT_CODE),
+        SignTestOutcome::Worse => ExitCode::from(SLOWER_TRAINING_EXIT_CODE),
         _ => ExitCode::SUCCESS,
     })
 }
@@ -196,7 +196,7 @@ struct BlockSettings<'a> {
 impl BlockSettings<'_> {
     /// Measures a block with the scheduler and one without it, in random order. Returns `None` if it was interrupted.
     fn measure_pair(&self) -> Result<Option<(StepRates, StepRates)>, BlockError> {
-        let begins_with = toss_coin();
+        let begins_with = random_bool();
         let first = self.measure_block(begins_with)?;
         let second = match first {
             Some(_) => self.measure_block(!begins_with)?,
@@ -255,7 +255,7 @@ impl<'a> BlockMeasurement<'a> {
         let began = *self.began_at.get_or_insert_with(Instant::now);
         let length = self.settings.block_length;
         let elapsed = began.elapsed();
-        if elapsed < length.mul_f64(SETTLING_SHARE_OF_BLOCK)
+        if elapsed < length.mul_f64(UNMEASURED_SHARE_OF_BLOCK)
             || (elapsed < length && self.first_counts.is_some())
         {
             return ControlFlow::Continue(());
@@ -273,7 +273,7 @@ impl<'a> BlockMeasurement<'a> {
                 ControlFlow::Continue(())
             }
             Some(first) => {
-                self.rates = Ok(first.rates_until(&counts));
+                self.rates = Ok(first.step_rates_until(&counts));
                 ControlFlow::Break(())
             }
         }
@@ -286,7 +286,7 @@ fn read_step_counts(socket: &DaemonSocket) -> Result<StepCounts, ClientError> {
 }
 
 /// Tosses a coin. Without a source of random numbers the result is always tails.
-fn toss_coin() -> bool {
+fn random_bool() -> bool {
     let mut byte = [0];
     let _ = rustix::rand::getrandom(&mut byte, rustix::rand::GetRandomFlags::empty());
     byte[0] & 1 == 1

@@ -11,12 +11,12 @@ use super::policy_options::PolicyOptions;
 
 /// Time between two looks at the file. A file that changed must be the same at two of them, because an editor may still
 /// be writing.
-const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+const FILE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Longer files are refused.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Reads and checks a file.
-pub(super) fn load_policy(path: &Path) -> Result<PolicyOptions, String> {
+pub(super) fn read_policy_file(path: &Path) -> Result<PolicyOptions, String> {
     let failed = |problem: String| format!("{}: {problem}", path.display());
     let status = fs::metadata(path).map_err(|error| failed(error.to_string()))?;
     if !status.is_file() || status.len() > MAX_FILE_BYTES {
@@ -51,41 +51,41 @@ impl FileVersion {
 pub(super) struct ConfigFile {
     pub(super) path: PathBuf,
     /// Set by SIGHUP.
-    is_requested: Arc<AtomicBool>,
+    is_reload_requested: Arc<AtomicBool>,
     checked_at: Instant,
     /// Version of the file when it was loaded last.
-    read_version: Option<FileVersion>,
+    loaded_version: Option<FileVersion>,
     /// The version at the last look.
-    seen_version: Option<FileVersion>,
+    last_checked_version: Option<FileVersion>,
 }
 
 impl ConfigFile {
     /// Begins to watch a file that was just read.
-    pub(super) fn new(path: &Path, is_requested: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(path: &Path, is_reload_requested: Arc<AtomicBool>) -> Self {
         let version = FileVersion::of_file(path);
         Self {
             path: path.to_owned(),
-            is_requested,
+            is_reload_requested,
             checked_at: Instant::now(),
-            read_version: version,
-            seen_version: version,
+            loaded_version: version,
+            last_checked_version: version,
         }
     }
 
     /// The new policy, or what is wrong with it, if the file was changed or SIGHUP came.
-    pub(super) fn changed_policy(&mut self) -> Option<Result<PolicyOptions, String>> {
-        let is_requested = self.is_requested.swap(false, Ordering::Relaxed);
-        if !is_requested && self.checked_at.elapsed() < CHECK_INTERVAL {
+    pub(super) fn read_policy_if_changed(&mut self) -> Option<Result<PolicyOptions, String>> {
+        let is_reload_requested = self.is_reload_requested.swap(false, Ordering::Relaxed);
+        if !is_reload_requested && self.checked_at.elapsed() < FILE_CHECK_INTERVAL {
             return None;
         }
         self.checked_at = Instant::now();
         let version = FileVersion::of_file(&self.path);
-        let is_stable = std::mem::replace(&mut self.seen_version, version) == version;
-        if !is_requested && (!is_stable || version == self.read_version) {
+        let is_stable = std::mem::replace(&mut self.last_checked_version, version) == version;
+        if !is_reload_requested && (!is_stable || version == self.loaded_version) {
             return None;
         }
-        self.read_version = version;
-        Some(load_policy(&self.path))
+        self.loaded_version = version;
+        Some(read_policy_file(&self.path))
     }
 }
 
@@ -102,26 +102,29 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_the_numbers_of_the_flags() {
+    fn a_config_file_sets_the_policy_flags() {
         let (_folder, path) =
             write_config("slice_us = 2000\nprivilege = \"all\"\nguarantee = 1\nlend = true\n");
-        let policy = load_policy(&path).unwrap();
+        let policy = read_policy_file(&path).unwrap();
         assert_eq!(policy.slice_us, 2000);
         assert_eq!(policy.privilege.privilege, Privilege::All);
         assert_eq!(policy.guarantee.as_share(), 1.0);
         assert!(policy.lend);
         let (_folder, path) = write_config("");
-        assert_eq!(load_policy(&path), Ok(PolicyOptions::default()));
+        assert_eq!(read_policy_file(&path), Ok(PolicyOptions::default()));
     }
 
     #[test]
     fn the_file_of_the_package_has_the_defaults() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/sched.toml");
-        assert_eq!(load_policy(Path::new(path)), Ok(PolicyOptions::default()));
+        assert_eq!(
+            read_policy_file(Path::new(path)),
+            Ok(PolicyOptions::default())
+        );
     }
 
     #[test]
-    fn mistakes_are_named_with_their_line() {
+    fn config_errors_name_their_line() {
         for (text, line, named) in [
             ("\nslice = 2000", 2, "unknown field `slice`"),
             ("slice_us = 99", 1, "a slice is between 100 and 100000 µs"),
@@ -132,13 +135,13 @@ mod tests {
             ("privilege =", 1, "privilege ="),
         ] {
             let (_folder, path) = write_config(text);
-            let error = load_policy(&path).unwrap_err();
+            let error = read_policy_file(&path).unwrap_err();
             assert!(error.contains(&format!("line {line},")), "{error}");
             assert!(error.contains(named), "{error}");
             assert!(error.contains("sched.toml"), "{error}");
         }
-        assert!(load_policy(Path::new("/nowhere/sched.toml")).is_err());
-        assert!(load_policy(Path::new("/dev/null")).is_err());
+        assert!(read_policy_file(Path::new("/nowhere/sched.toml")).is_err());
+        assert!(read_policy_file(Path::new("/dev/null")).is_err());
     }
 
     #[test]
@@ -147,8 +150,8 @@ mod tests {
         let request = Arc::new(AtomicBool::new(false));
         let mut file = ConfigFile::new(&path, Arc::clone(&request));
         let mut look = || {
-            file.checked_at = Instant::now().checked_sub(CHECK_INTERVAL).unwrap();
-            file.changed_policy()
+            file.checked_at = Instant::now().checked_sub(FILE_CHECK_INTERVAL).unwrap();
+            file.read_policy_if_changed()
         };
         assert_eq!(look(), None);
         fs::write(&path, "slice_us = 40000").unwrap();

@@ -59,7 +59,7 @@ pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
     }
     let wall = started.elapsed();
     drop(observer.stop()?);
-    let jobs = sum_by_job(processes.into_values());
+    let jobs = sum_decisions_by_job(processes.into_values());
     let text = match options.json {
         true => format!("{:#}\n", jobs_as_json(&jobs, wall)),
         false => job_table(&jobs, wall),
@@ -81,7 +81,7 @@ struct JobDecisions {
 }
 
 /// Sums the decisions of trainers and their loaders.
-fn sum_by_job(processes: impl Iterator<Item = ProcessDecisions>) -> Vec<JobDecisions> {
+fn sum_decisions_by_job(processes: impl Iterator<Item = ProcessDecisions>) -> Vec<JobDecisions> {
     let mut jobs: BTreeMap<u32, JobDecisions> = BTreeMap::new();
     for process in processes {
         let job = jobs.entry(process.trainer).or_default();
@@ -174,7 +174,7 @@ mod tests {
             process_decisions(11, 10, TaskClass::Feed, 4),
             process_decisions(12, 10, TaskClass::Feed, 5),
         ];
-        let jobs = sum_by_job(processes.into_iter());
+        let jobs = sum_decisions_by_job(processes.into_iter());
         assert_eq!((jobs.len(), jobs[0].pid, jobs[0].loaders), (1, 10, 2));
         assert_eq!(jobs[0].classes[&TaskClass::Feed].wakeups, 9);
         let text = job_table(&jobs, Duration::from_secs(2));
@@ -196,7 +196,7 @@ mod tests {
             process_decisions(10, 10, TaskClass::Critical, 3),
             process_decisions(20, 20, TaskClass::Critical, 3),
         ];
-        let jobs = sum_by_job(processes.into_iter());
+        let jobs = sum_decisions_by_job(processes.into_iter());
         let text = job_table(&jobs, Duration::from_secs(2));
         assert!(text.contains("The classes of 20 are sampled"), "{text}");
         assert!(!text.contains("The classes of 10 are sampled"), "{text}");

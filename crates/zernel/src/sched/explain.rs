@@ -74,7 +74,7 @@ pub(super) fn run(options: &ExplainOptions) -> Result<ExitCode, Box<dyn Error>> 
     }
     let text = match options.json {
         true => format!("{:#}\n", serde_json::to_value(&threads)?),
-        false => thread_table(&threads) + &effect_of_classes(),
+        false => thread_table(&threads) + &class_effect_text(),
     };
     crate::print_to_stdout(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
@@ -95,14 +95,14 @@ fn explain_thread(state: &RawTaskState, comm: String, now_ns: u64) -> ExplainedT
         reason: word.reason(),
         since_seconds: now_ns.saturating_sub(since_ns) as f64 / 1e9,
         trainer: state.trainer,
-        in_sync: word.has(ClassWord::IN_SYNC),
-        drives_steps: word.has(ClassWord::DRIVES_STEPS),
-        sampled: word.has(ClassWord::SAMPLED),
+        in_sync: word.has_flags(ClassWord::IN_SYNC),
+        drives_steps: word.has_flags(ClassWord::DRIVES_STEPS),
+        sampled: word.has_flags(ClassWord::SAMPLED),
     }
 }
 
 /// The line that states what the classes change now, which depends on the loaded scheduler.
-fn effect_of_classes() -> String {
+fn class_effect_text() -> String {
     match published_statistics::read_statistics(Path::new(
         published_statistics::STATISTICS_DIRECTORY,
     )) {

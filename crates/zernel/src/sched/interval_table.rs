@@ -24,7 +24,7 @@ pub(super) struct IntervalTable {
 
 impl IntervalTable {
     /// Whether these statistics already ended the last line or began the first interval.
-    pub(super) fn has_added(&self, statistics: &SchedulerStatistics) -> bool {
+    pub(super) fn is_already_in_table(&self, statistics: &SchedulerStatistics) -> bool {
         let last = self.last_statistics.as_ref();
         last.is_some_and(|last| last.taken_ns == statistics.taken_ns)
     }
@@ -39,7 +39,7 @@ impl IntervalTable {
             false => String::new(),
         };
         self.lines_since_header += 1;
-        text += &format_line(&now.since(&last), seconds.max(1e-9));
+        text += &format_line(&now.counted_since(&last), seconds.max(1e-9));
         Some(text)
     }
 }
@@ -123,10 +123,10 @@ mod tests {
     #[test]
     fn a_line_describes_its_interval() {
         let mut table = IntervalTable::default();
-        assert!(!table.has_added(&statistics_at(1)));
+        assert!(!table.is_already_in_table(&statistics_at(1)));
         assert_eq!(table.add_interval(&statistics_at(1)), None);
-        assert!(table.has_added(&statistics_at(1)));
-        assert!(!table.has_added(&statistics_at(3)));
+        assert!(table.is_already_in_table(&statistics_at(1)));
+        assert!(!table.is_already_in_table(&statistics_at(3)));
         let text = table.add_interval(&statistics_at(3)).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");

@@ -39,7 +39,7 @@ pub(crate) struct LoadOptions {
     #[arg(long)]
     replace: bool,
     /// Parts of the policy to switch off: handoff, feed, siblings, gpu-node
-    #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = parse_policy)]
+    #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = parse_policy_part)]
     without: Vec<PolicyPart>,
     /// NUMA nodes of the GPUs, in the order of nvidia-smi; read from the kernel if not given
     #[arg(long, value_name = "NODE,…", value_delimiter = ',')]
@@ -57,7 +57,7 @@ pub(crate) struct LoadOptions {
     stats: Option<u64>,
 }
 
-fn parse_policy(text: &str) -> Result<PolicyPart, String> {
+fn parse_policy_part(text: &str) -> Result<PolicyPart, String> {
     match text {
         "handoff" => Ok(PolicyPart::Handoff),
         "feed" => Ok(PolicyPart::Feed),
@@ -74,7 +74,7 @@ pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
             (stop, SchedulerSession::new(options.policy.clone()))
         }
         Some(path) => {
-            let policy = config_file::load_policy(path)?;
+            let policy = config_file::read_policy_file(path)?;
             let (stop, reload) = interrupt_flags::interrupt_and_reload_flags()?;
             let file = ConfigFile::new(path, reload);
             (stop, SchedulerSession::new(policy).with_config_file(file))
@@ -91,16 +91,16 @@ pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
         false => None,
     };
     if predecessor.is_none() {
-        check_kernel()?;
+        check_scheduler_can_load()?;
     }
-    let counters = keep_loaded(options, predecessor, &stop, &mut session)?;
+    let counters = run_and_restart_scheduler(options, predecessor, &stop, &mut session)?;
     eprint!("{}", describe_counters(&counters));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Schedules until the flag is set, and loads the scheduler again after ejections. When the scheduler is loaded for
 /// the first time, it replaces its predecessor, if there is one.
-fn keep_loaded(
+fn run_and_restart_scheduler(
     options: &LoadOptions,
     mut predecessor: Option<Predecessor>,
     stop: &AtomicBool,
@@ -117,7 +117,9 @@ fn keep_loaded(
             None => {
                 scheduler::run_scheduler(&settings, |loaded| session.poll_session(loaded, stop))
             }
-            Some(predecessor) => replace_predecessor(&settings, &predecessor, stop, session),
+            Some(predecessor) => {
+                run_in_place_of_predecessor(&settings, &predecessor, stop, session)
+            }
         };
         let reason = match ended {
             Ok(counters) => return Ok(counters),
@@ -144,7 +146,7 @@ fn keep_loaded(
 }
 
 /// Schedules in place of the predecessor, until the flag is set.
-fn replace_predecessor(
+fn run_in_place_of_predecessor(
     settings: &SchedSettings,
     predecessor: &Predecessor,
     stop: &AtomicBool,
@@ -153,7 +155,7 @@ fn replace_predecessor(
     let mut is_reported = false;
     let ended = Cell::new(Duration::ZERO);
     let unload = || {
-        ended.set(predecessor.end_and_wait()?);
+        ended.set(predecessor.terminate_and_wait()?);
         Ok(())
     };
     scheduler::replace_scheduler(settings, unload, |loaded| {
@@ -174,7 +176,7 @@ fn sleep_unless_stopped(time: Duration, stop: &AtomicBool) {
 }
 
 /// Checks that the kernel can load a scheduler now.
-pub(crate) fn check_kernel() -> Result<(), Box<dyn Error>> {
+pub(crate) fn check_scheduler_can_load() -> Result<(), Box<dyn Error>> {
     match scheduler::check_can_load() {
         Err(SchedError::OtherScheduler(name)) => return Err(other_scheduler_text(&name).into()),
         checked => checked?,

@@ -32,7 +32,7 @@ pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
             Err(_) if has_printed => return Err("the scheduler was unloaded".into()),
             read => read?,
         };
-        if table.has_added(&statistics) {
+        if table.is_already_in_table(&statistics) {
             // A scheduler that runs publishes new statistics within a second.
             continue;
         }

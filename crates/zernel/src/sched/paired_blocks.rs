@@ -54,7 +54,7 @@ impl StepCounts {
     }
 
     /// Steps per second until `later`, of the processes that made steps and whose count was not interrupted.
-    pub(super) fn rates_until(&self, later: &Self) -> StepRates {
+    pub(super) fn step_rates_until(&self, later: &Self) -> StepRates {
         let seconds = later.taken_ns.saturating_sub(self.taken_ns) as f64 / 1e9;
         let rates = self.processes.iter().filter_map(|(key, first)| {
             let last = later.processes.get(key)?;
@@ -190,14 +190,14 @@ mod tests {
     fn rates_are_of_trainers_that_were_counted_throughout() {
         let first = step_counts(1_000_000_000, 100, 0);
         assert_eq!(first.taken_ns, 500_000_000);
-        let rates = first.rates_until(&step_counts(3_000_000_000, 150, 0));
+        let rates = first.step_rates_until(&step_counts(3_000_000_000, 150, 0));
         assert_eq!(rates, BTreeMap::from([((7, 1), 25.0)]));
         for later in [
             step_counts(3_000_000_000, 150, 1),
             step_counts(3_000_000_000, 100, 0),
             step_counts(1_000_000_000, 150, 0),
         ] {
-            assert!(first.rates_until(&later).is_empty(), "{later:?}");
+            assert!(first.step_rates_until(&later).is_empty(), "{later:?}");
         }
     }
 
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn every_process_counts_alike() {
+    fn every_process_has_equal_weight_in_the_ratio() {
         let mut blocks = PairedBlocks::default();
         for _ in 0..2 {
             let with = step_rates(&[(1, 200.0), (2, 1.0)]);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_t_is_never_too_small() {
+    fn student_t_percentiles_are_never_too_small() {
         assert_eq!(student_t_percentile(0), f64::INFINITY);
         assert_eq!(student_t_percentile(11), 2.228);
         assert_eq!(student_t_percentile(1000), 1.980);

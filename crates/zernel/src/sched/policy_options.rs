@@ -15,7 +15,7 @@ use zernel_scheduler::scheduler::{Privilege, SchedSettings};
 /// Slices in microseconds.
 const ALLOWED_SLICES_US: std::ops::RangeInclusive<u64> = 100..=100_000;
 /// How the text of `privilege` begins in published statistics if one command is privileged.
-pub(super) const OWN_TREE_PREFIX: &str = "run=";
+pub(super) const COMMAND_PRIVILEGE_PREFIX: &str = "run=";
 /// The id of the root cgroup, in which all tasks are.
 const ROOT_CGROUP_ID: u64 = 1;
 /// `CGROUP2_SUPER_MAGIC` of the kernel.
@@ -44,7 +44,7 @@ impl Default for PolicyOptions {
     fn default() -> Self {
         Self {
             slice_us: SchedSettings::DEFAULT_SLICE.as_micros() as u64,
-            privilege: PrivilegeOption::of_nobody(),
+            privilege: PrivilegeOption::for_nobody(),
             guarantee: GuaranteeOption(SchedSettings::DEFAULT_GUARANTEE_PERCENT),
             lend: false,
         }
@@ -99,7 +99,7 @@ pub(super) struct PrivilegeOption {
 }
 
 impl PrivilegeOption {
-    fn of_nobody() -> Self {
+    fn for_nobody() -> Self {
         Self {
             text: "nobody".to_owned(),
             privilege: Privilege::Nobody,
@@ -107,9 +107,9 @@ impl PrivilegeOption {
     }
 
     /// The privilege of this process and its descendants.
-    pub(super) fn own_tree() -> Self {
+    pub(super) fn for_own_process_tree() -> Self {
         Self {
-            text: format!("{OWN_TREE_PREFIX}{}", std::process::id()),
+            text: format!("{COMMAND_PRIVILEGE_PREFIX}{}", std::process::id()),
             privilege: Privilege::OwnTree,
         }
     }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use zernel_scheduler::sched_ext::SchedExtState;
 
-use super::policy_options::OWN_TREE_PREFIX;
+use super::policy_options::COMMAND_PRIVILEGE_PREFIX;
 use super::published_statistics;
 
 /// The name under which the kernel lists this scheduler.
@@ -55,7 +55,7 @@ impl Predecessor {
             )
         })?;
         let pid = loaded.pid;
-        if loaded.privilege.starts_with(OWN_TREE_PREFIX) {
+        if loaded.privilege.starts_with(COMMAND_PRIVILEGE_PREFIX) {
             return Err(format!(
                 "`zernel run --sched` (pid {pid}) has loaded the scheduler; it is unloaded when its command exits"
             ));
@@ -74,7 +74,7 @@ impl Predecessor {
     }
 
     /// Asks the predecessor to end and waits until it has. Returns how long that took.
-    pub(super) fn end_and_wait(&self) -> Result<Duration, String> {
+    pub(super) fn terminate_and_wait(&self) -> Result<Duration, String> {
         let begin = Instant::now();
         let pid = self.pid;
         match pidfd_send_signal(&self.process, Signal::TERM) {

@@ -21,7 +21,7 @@ pub(super) struct StatisticsPublisher {
     directory: PathBuf,
     last_published: Option<Instant>,
     /// Whether the user was informed that the file cannot be written.
-    has_complained: bool,
+    has_printed_write_error: bool,
 }
 
 impl StatisticsPublisher {
@@ -29,7 +29,7 @@ impl StatisticsPublisher {
         Self {
             directory: directory.to_owned(),
             last_published: None,
-            has_complained: false,
+            has_printed_write_error: false,
         }
     }
 
@@ -44,7 +44,7 @@ impl StatisticsPublisher {
         self.last_published = Some(Instant::now());
         let written = self.write_statistics(&statistics());
         if let Err(error) = written
-            && !std::mem::replace(&mut self.has_complained, true)
+            && !std::mem::replace(&mut self.has_printed_write_error, true)
         {
             let directory = self.directory.display();
             eprintln!("zernel: cannot publish statistics in {directory}: {error}");
@@ -88,7 +88,7 @@ pub(crate) fn read_statistics(directory: &Path) -> Result<SchedulerStatistics, S
     })?;
     let statistics: SchedulerStatistics = serde_json::from_slice(&text)
         .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    match statistics.is_current(monotonic_ns()) {
+    match statistics.is_scheduler_running(monotonic_ns()) {
         true => Ok(statistics),
         false => Err(none.to_owned()),
     }
@@ -137,7 +137,7 @@ mod tests {
         let publisher = StatisticsPublisher::new(folder.path());
         let taken_ns = monotonic_ns();
         let old = SchedulerStatistics {
-            taken_ns: taken_ns.saturating_sub(SchedulerStatistics::MAX_CURRENT_AGE_NS),
+            taken_ns: taken_ns.saturating_sub(SchedulerStatistics::MAX_AGE_OF_RUNNING_NS),
             ..SchedulerStatistics::default()
         };
         publisher.write_statistics(&old).unwrap();

@@ -63,9 +63,9 @@ impl SchedulerSession {
     }
 
     /// A session in which this process and its descendants are privileged.
-    pub(crate) fn for_own_tree() -> Self {
+    pub(crate) fn with_own_tree_privileged() -> Self {
         Self::new_quiet(PolicyOptions {
-            privilege: PrivilegeOption::own_tree(),
+            privilege: PrivilegeOption::for_own_process_tree(),
             ..PolicyOptions::default()
         })
     }
@@ -107,7 +107,7 @@ impl SchedulerSession {
         }
         if let Some(manager) = &mut self.manager {
             // If the service manager cannot be notified, it restarts the scheduler.
-            let _ = manager.keep_alive();
+            let _ = manager.notify_watchdog_if_due();
         }
         self.apply_changed_config(loaded);
         self.follow_privileged_cgroup(loaded);
@@ -160,7 +160,7 @@ impl SchedulerSession {
         }
         self.cgroup_checked_at = Some(Instant::now());
         let before = self.cgroup_problem.take();
-        match self.apply_present_cgroup(loaded) {
+        match self.apply_current_cgroup_id(loaded) {
             Ok(false) if before.is_none() => {}
             Ok(_) => eprintln!("zernel: privileged again: {}", self.policy.privilege.text),
             Err(problem) => {
@@ -173,7 +173,7 @@ impl SchedulerSession {
     }
 
     /// Looks the privileged cgroup up by its path. Returns whether its id has changed.
-    fn apply_present_cgroup(&mut self, loaded: &LoadedScheduler<'_>) -> Result<bool, String> {
+    fn apply_current_cgroup_id(&mut self, loaded: &LoadedScheduler<'_>) -> Result<bool, String> {
         let present: PrivilegeOption = self.policy.privilege.text.parse()?;
         if present == self.policy.privilege {
             return Ok(false);
@@ -193,7 +193,7 @@ impl SchedulerSession {
         let Some(changed) = self
             .config_file
             .as_mut()
-            .and_then(ConfigFile::changed_policy)
+            .and_then(ConfigFile::read_policy_if_changed)
         else {
             return;
         };
@@ -227,7 +227,7 @@ fn collect_statistics(
         privilege: policy.privilege.text.clone(),
         guarantee: f64::from(loaded.guarantee_percent()) / 100.0,
         lend: loaded.lends(),
-        loss_us: loaded.lost_virtual_time().as_micros() as u64,
+        loss_us: loaded.unpaid_guarantee_time().as_micros() as u64,
         lent_ns: loaded.lent_time().as_nanos() as u64,
         counters: loaded.counters(),
         classes: loaded.class_statistics(),

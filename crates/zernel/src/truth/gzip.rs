@@ -9,18 +9,18 @@ use std::thread;
 const MAX_READ_BYTES: u64 = 1 << 30;
 
 /// Whether the file is compressed, by its name.
-pub(super) fn is_compressed(path: &Path) -> bool {
+pub(super) fn has_gzip_extension(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "gz")
 }
 
 /// Reads a file, which may be compressed.
-pub(super) fn read_maybe_compressed(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read_and_decompress(path: &Path) -> io::Result<Vec<u8>> {
     let file = std::fs::File::open(path)?;
-    if !is_compressed(path) {
-        return read_bounded(file);
+    if !has_gzip_extension(path) {
+        return read_to_limit(file);
     }
     let mut child = spawn_gzip("-dc", file.into())?;
-    let bytes = child.stdout.take().map_or(Ok(Vec::new()), read_bounded);
+    let bytes = child.stdout.take().map_or(Ok(Vec::new()), read_to_limit);
     wait_for_gzip(child)?;
     bytes
 }
@@ -32,7 +32,7 @@ pub(super) fn compress_bytes(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let compressed = thread::scope(|scope| {
         let write = |mut input: ChildStdin| input.write_all(bytes);
         let written = scope.spawn(move || input.map_or(Ok(()), write));
-        let compressed = output.map_or(Ok(Vec::new()), read_bounded)?;
+        let compressed = output.map_or(Ok(Vec::new()), read_to_limit)?;
         match written.join() {
             Ok(written) => written.map(|()| compressed),
             Err(panic) => std::panic::resume_unwind(panic),
@@ -58,7 +58,7 @@ fn wait_for_gzip(mut child: Child) -> io::Result<()> {
     }
 }
 
-fn read_bounded(source: impl Read) -> io::Result<Vec<u8>> {
+fn read_to_limit(source: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     source.take(MAX_READ_BYTES + 1).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > MAX_READ_BYTES {
@@ -81,10 +81,10 @@ mod tests {
         ] {
             let path = folder.path().join(name);
             std::fs::write(&path, content).unwrap();
-            assert_eq!(read_maybe_compressed(&path).unwrap(), bytes, "{name}");
+            assert_eq!(read_and_decompress(&path).unwrap(), bytes, "{name}");
         }
         let damaged = folder.path().join("damaged.gz");
         std::fs::write(&damaged, b"no gzip").unwrap();
-        assert!(read_maybe_compressed(&damaged).is_err());
+        assert!(read_and_decompress(&damaged).is_err());
     }
 }

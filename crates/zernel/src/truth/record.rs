@@ -13,7 +13,7 @@ use procfs::process::Process;
 use zernel_ebpf::observer::{GovernorOptions, ObserverOptions};
 
 use super::gzip;
-use super::recording::TraceRecording;
+use super::recording::TraceRecorderThread;
 use crate::observe::parse_budget;
 use crate::run::attach::parse_duration;
 use crate::run::recorder::RecordedRoot;
@@ -71,7 +71,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     let observer = ObserverOptions {
         libraries: options.libraries.clone(),
         governor: GovernorOptions::with_budget(options.budget),
-        traces: true,
+        traces_events: true,
         ..ObserverOptions::default()
     };
     let (recording, code) = match options.pid {
@@ -90,12 +90,12 @@ fn record_command(
     options: &Options,
     caller: Option<&SudoCaller>,
     observer: &ObserverOptions,
-) -> Result<(TraceRecording, ExitCode), Box<dyn Error>> {
+) -> Result<(TraceRecorderThread, ExitCode), Box<dyn Error>> {
     let signals = CaughtSignals::catch_forwarded_signals()?;
     let words = options.command.iter();
     let command = words.map(|word| word.to_string_lossy().into_owned());
     let recording =
-        TraceRecording::start(observer, command.collect(), RecordedRoot::SpawnedCommand)?;
+        TraceRecorderThread::start(observer, command.collect(), RecordedRoot::SpawnedCommand)?;
     let command_user = caller.filter(|_| !options.as_root);
     let code = match RunningCommand::spawn(&options.command, command_user, signals) {
         Ok(child) => ExitCode::from(child.wait()?.exit_code()),
@@ -112,14 +112,15 @@ fn record_running_process(
     options: &Options,
     pid: u32,
     observer: &ObserverOptions,
-) -> Result<(TraceRecording, ExitCode), Box<dyn Error>> {
+) -> Result<(TraceRecorderThread, ExitCode), Box<dyn Error>> {
     let interrupted = interrupt_flags::interrupt_flag()?;
     let process = i32::try_from(pid).map(Process::new);
     let Ok(Ok(process)) = process else {
         return Err(format!("there is no process {pid}").into());
     };
     let command = process.cmdline().unwrap_or_default();
-    let recording = TraceRecording::start(observer, command, RecordedRoot::RunningProcess(pid))?;
+    let recording =
+        TraceRecorderThread::start(observer, command, RecordedRoot::RunningProcess(pid))?;
     let started = Instant::now();
     let is_over = || options.time.is_some_and(|time| started.elapsed() >= time);
     while process.is_alive() && !is_over() && !interrupted.load(Ordering::Relaxed) {
@@ -129,7 +130,7 @@ fn record_running_process(
 }
 
 fn write_trace(path: &Path, bytes: &[u8], caller: Option<&SudoCaller>) -> std::io::Result<()> {
-    match gzip::is_compressed(path) {
+    match gzip::has_gzip_extension(path) {
         true => write_report_file(path, &gzip::compress_bytes(bytes)?, caller),
         false => write_report_file(path, bytes, caller),
     }

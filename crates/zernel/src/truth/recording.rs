@@ -30,13 +30,13 @@ const SAMPLES_PER_SNAPSHOT: u32 = 2;
 const MAX_ENTRY_BYTES: usize = 512 << 20;
 
 /// A thread that records a trace until it is stopped.
-pub(super) struct TraceRecording {
+pub(super) struct TraceRecorderThread {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<TraceRecorder, ObserveError>>,
 }
 
 /// A recorded trace.
-pub(super) struct RecordedTrace {
+pub(super) struct FinishedRecording {
     pub(super) bytes: Vec<u8>,
     /// Describes the finished recording in one line for the user.
     pub(super) summary: String,
@@ -51,7 +51,7 @@ struct TraceRecorder {
     run: RunRecording,
 }
 
-impl TraceRecording {
+impl TraceRecorderThread {
     /// Starts to observe and to record. Returns once all probes are attached.
     pub(super) fn start(
         options: &ObserverOptions,
@@ -70,7 +70,7 @@ impl TraceRecording {
     }
 
     /// Stops observing and returns the trace.
-    pub(super) fn stop_and_collect(self) -> Result<RecordedTrace, ObserveError> {
+    pub(super) fn stop_and_collect(self) -> Result<FinishedRecording, ObserveError> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.thread().unpark();
         match self.thread.join() {
@@ -82,7 +82,7 @@ impl TraceRecording {
 
 impl TraceRecorder {
     fn new(command: Vec<String>, root: RecordedRoot) -> Self {
-        let events = shared::EVENTS.values.iter();
+        let events = shared::EVENT_MIRROR.values.iter();
         let events = events.map(|(name, number)| ((*name).to_owned(), *number as u8));
         let header = TraceHeader {
             zernel: env!("CARGO_PKG_VERSION").to_owned(),
@@ -240,7 +240,7 @@ impl TraceRecorder {
         }
     }
 
-    fn into_trace(mut self) -> RecordedTrace {
+    fn into_trace(mut self) -> FinishedRecording {
         self.header.delay = self.delays.summarize();
         let wall = Duration::from_nanos(self.header.ended_ns - self.header.began_ns);
         let command = self.header.command.clone();
@@ -251,7 +251,7 @@ impl TraceRecorder {
             "recorded {} events in {seconds:.1} s, {} lost",
             self.events, self.header.lost_events
         );
-        RecordedTrace {
+        FinishedRecording {
             bytes: self.encoder.into_file(&self.header),
             summary,
         }

@@ -37,7 +37,7 @@ pub(super) struct Options {
 
 pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     let named = |path: &Path, error: &dyn Error| format!("{}: {error}", path.display());
-    let read = |path: &Path| gzip::read_maybe_compressed(path).map_err(|error| named(path, &error));
+    let read = |path: &Path| gzip::read_and_decompress(path).map_err(|error| named(path, &error));
     let trace = RecordedTrace::parse(&read(&options.trace)?);
     let trace = trace.map_err(|error| named(&options.trace, &error))?;
     let mut stamps = Vec::new();

@@ -71,7 +71,7 @@ const DAEMON_ENDPOINTS: [&str; 5] = [
 const MAPPING_LENGTH: usize = 4096;
 
 /// Maps a file as loaders and libraries are mapped.
-fn map_code(path: &Path) -> *mut std::ffi::c_void {
+fn map_file_as_code(path: &Path) -> *mut std::ffi::c_void {
     let file = File::open(path).expect("it is there");
     let protection = ProtFlags::READ | ProtFlags::EXEC;
     let address = std::ptr::null_mut();
@@ -95,14 +95,14 @@ fn load_and_unload_library() {
     drop(unsafe { Library::new("libresolv.so.2") }.expect("part of the C library"));
 }
 
-/// Removes a mapping of [`map_code`].
-fn unmap(address: *mut std::ffi::c_void) {
+/// Removes a mapping of [`map_file_as_code`].
+fn unmap_file(address: *mut std::ffi::c_void) {
     // SAFETY: nothing refers to the mapping.
     unsafe { rustix::mm::munmap(address, MAPPING_LENGTH) }.expect("it is mapped");
 }
 
 /// Time for the daemon to look at what was mapped.
-fn wait_for_daemon_to_look() {
+fn sleep_until_daemon_has_scanned() {
     thread::sleep(Duration::from_millis(50));
 }
 
@@ -115,14 +115,14 @@ fn grows_loaders(_driver: &Driver, _rounds: u64) {
         let path = folder.join("ld-linux-x86-64.so.2");
         let file = File::create(&path).expect("ours");
         file.set_len(31 << 20).expect("a sparse file");
-        let mapped = map_code(&path);
+        let mapped = map_file_as_code(&path);
         load_and_unload_library();
         for _ in 0..20 {
             file.set_len(40 << 30).expect("a sparse file");
-            wait_for_daemon_to_look();
+            sleep_until_daemon_has_scanned();
             file.set_len(31 << 20).expect("a sparse file");
         }
-        unmap(mapped);
+        unmap_file(mapped);
         fs::remove_dir_all(&folder).expect("ours");
     }
 }
@@ -143,17 +143,17 @@ fn maps_huge_libraries(_driver: &Driver, _rounds: u64) {
         // Another inode each time.
         let _ = fs::remove_file(&path);
         fs::write(&path, &contents[number % contents.len()]).expect("ours");
-        let mapped = map_code(&path);
+        let mapped = map_file_as_code(&path);
         load_and_unload_library();
-        wait_for_daemon_to_look();
-        unmap(mapped);
+        sleep_until_daemon_has_scanned();
+        unmap_file(mapped);
     }
 }
 
 /// Maps a library and a loader. Then the file system of both files stops answering.
 fn maps_dead_files(_driver: &Driver, _rounds: u64) {
     for name in STALLING_FILE_NAMES {
-        map_code(&stage_directory().join("dead").join(name).join(name));
+        map_file_as_code(&stage_directory().join("dead").join(name).join(name));
     }
     end_part_and_wait();
     load_and_unload_library();
@@ -191,7 +191,7 @@ fn map_copies(functions: &[&'static str], copies: u64) {
     }
     end_part_and_wait();
     for copy in 0..copies {
-        map_code(&path_in_own_directory(&format!("libcuda.so.{copy}")));
+        map_file_as_code(&path_in_own_directory(&format!("libcuda.so.{copy}")));
     }
     load_and_unload_library();
     loop {
@@ -267,9 +267,9 @@ fn maps_refused_files(_driver: &Driver, _rounds: u64) {
     for number in 0_u64.. {
         let path = path_in_own_directory(&format!("libcuda.so.refused{number}"));
         fs::write(&path, b"no library").expect("ours");
-        let mapped = map_code(&path);
+        let mapped = map_file_as_code(&path);
         load_and_unload_library();
-        unmap(mapped);
+        unmap_file(mapped);
         fs::remove_file(&path).expect("ours");
     }
 }
@@ -286,10 +286,10 @@ fn replaces_libraries(_driver: &Driver, mapped_at_once: u64) {
     loop {
         fs::write(&new, &library).expect("ours");
         fs::rename(&new, &path).expect("ours");
-        mapped.push_back(map_code(&path));
+        mapped.push_back(map_file_as_code(&path));
         load_and_unload_library();
         if mapped.len() > mapped_at_once as usize {
-            mapped.pop_front().into_iter().for_each(unmap);
+            mapped.pop_front().into_iter().for_each(unmap_file);
         }
     }
 }
@@ -318,7 +318,7 @@ fn holds_connections(_driver: &Driver, _rounds: u64) {
             let _ = stream.set_nonblocking(true);
             connections.push(stream);
         }
-        wait_for_daemon_to_look();
+        sleep_until_daemon_has_scanned();
     }
 }
 
@@ -340,7 +340,7 @@ fn reads_slowly(_driver: &Driver, connections: u64) {
             let _ = stream.set_nonblocking(true);
             readers.push(stream);
         }
-        wait_for_daemon_to_look();
+        sleep_until_daemon_has_scanned();
     }
 }
 

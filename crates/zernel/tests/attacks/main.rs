@@ -28,7 +28,7 @@ use attackers::STALLING_FILE_NAMES;
 use scene::{AttackScene, start_attack};
 
 /// The variable that sets how long an attack lasts.
-const SECONDS_VARIABLE: &str = "ZERNEL_ATTACK_SECONDS";
+const ATTACK_SECONDS_VARIABLE: &str = "ZERNEL_ATTACK_SECONDS";
 
 /// The attacks: name of the trial, role, rounds.
 const ATTACKS: &[(&str, &str, u64)] = &[
@@ -56,18 +56,18 @@ const FUSE_NEED: Need = Need {
 };
 
 fn main() -> ExitCode {
-    let roles: &[(&str, TargetRole)] = &[("trains", scene::train_when_asked)];
+    let roles: &[(&str, TargetRole)] = &[("trains", scene::train_one_step_per_request)];
     let roles = [roles, attackers::ATTACKER_ROLES, restart::RESTART_ROLES].concat();
     if let Some(code) = target::run_role(&roles) {
         return code;
     }
-    cpu_weights::create_groups();
+    cpu_weights::create_test_cgroups();
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     let attacks = ATTACKS.iter().map(|(name, role, rounds)| {
         let attack = || {
             let mut scene = AttackScene::start();
             let attacker = start_attack(&scene.stage, role, *rounds);
-            scene.endure_attack(name, attack_duration());
+            scene.assert_daemon_endures_attack(name, attack_duration());
             let used = scene.stop_by_sigterm(name, &[&attacker]);
             attacker.kill();
             drop(used);
@@ -85,37 +85,37 @@ fn main() -> ExitCode {
         endure_attacks_together,
     );
     let quarantined = trial(
-        "a_file_in_hand_of_a_killed_daemon_is_refused",
+        "a_file_that_a_killed_daemon_read_is_refused",
         &[needs[0], needs[1], FUSE_NEED],
-        restart::a_file_in_hand_of_a_killed_daemon_is_refused,
+        restart::a_file_that_a_killed_daemon_read_is_refused,
     );
     let busy = trial(
-        "a_job_beside_a_starting_daemon_has_its_rank",
+        "a_job_started_with_the_daemon_gets_its_rank",
         &needs,
-        restart::a_job_beside_a_starting_daemon_has_its_rank,
+        restart::a_job_started_with_the_daemon_gets_its_rank,
     );
     let crowd = trial(
         "a_crowd_beside_sampling_windows",
         &needs,
         restart::endure_a_crowd_beside_sampling_windows,
     );
-    let soak = trial("soak", &needs, soak::endure_changing_attacks);
+    let soak = trial("soak", &needs, soak::soak_under_rotating_attacks);
     let code =
         zernel_testkit::main(attacks.chain([dead, together, quarantined, busy, crowd, soak]));
-    cpu_weights::remove_groups();
+    cpu_weights::remove_test_cgroups();
     code
 }
 
 /// How long an attack lasts.
 fn attack_duration() -> Duration {
-    let seconds = env::var(SECONDS_VARIABLE).ok();
+    let seconds = env::var(ATTACK_SECONDS_VARIABLE).ok();
     let seconds = seconds.map(|text| text.parse().expect("a number of seconds"));
     Duration::from_secs(seconds.unwrap_or(2))
 }
 
 /// Prints a measurement if `ZERNEL_ATTACK_SECONDS` is set.
 fn print_measurement(text: &str) {
-    if env::var_os(SECONDS_VARIABLE).is_some() {
+    if env::var_os(ATTACK_SECONDS_VARIABLE).is_some() {
         println!("{text}");
     }
 }
@@ -137,7 +137,7 @@ fn endure_a_dead_file_system() {
     scene.files = mount_stalling_files(&scene.stage).into();
     let attacker = start_attack(&scene.stage, "maps_dead_files", 0);
     scene.files.iter().for_each(StallingFs::stop_answering);
-    scene.endure_attack(name, attack_duration());
+    scene.assert_daemon_endures_attack(name, attack_duration());
     let used = scene.stop_by_sigterm(name, &[&attacker]);
     attacker.kill();
     drop(used);
@@ -157,7 +157,7 @@ fn endure_attacks_together() {
             scene.files.iter().for_each(StallingFs::answer_again);
             attackers.push(start_attack(&scene.stage, "maps_dead_files", 0));
             scene.files.iter().for_each(StallingFs::stop_answering);
-            scene.endure_attack("attacks_together", attack_duration());
+            scene.assert_daemon_endures_attack("attacks_together", attack_duration());
         }
         let others: Vec<&Target> = attackers.iter().collect();
         let used = scene.stop_by_signal("attacks_together", signal, &others);

@@ -13,18 +13,18 @@ use zernel_testkit::{StallingFs, eventually, eventually_ok};
 
 use crate::attackers::STALLING_FILE_NAMES;
 use crate::scene::{
-    AttackScene, VICTIM_UID, command_for_role, public_stage, start_attack, start_daemon,
+    AttackScene, VICTIM_UID, command_for_role, stage_for_all_users, start_attack, start_daemon,
     start_victim, zernel_path,
 };
 use crate::{mount_stalling_files, scene};
 
 pub(crate) const RESTART_ROLES: &[(&str, TargetRole)] = &[
-    ("has_children", has_children),
+    ("forks_idle_children", forks_idle_children),
     ("launches_all_the_time", launches_all_the_time),
 ];
 
 /// Forks this number of children, which map the same libraries and do nothing.
-fn has_children(driver: &Driver, children: u64) {
+fn forks_idle_children(driver: &Driver, children: u64) {
     driver.open_first_device();
     for _ in 0..children {
         // SAFETY: this process has one thread. The child does nothing, and dies with its parent.
@@ -59,9 +59,9 @@ pub(crate) fn endure_a_crowd_beside_sampling_windows() {
     let mut scene = AttackScene::start();
     let busy = start_attack(&scene.stage, "launches_all_the_time", 0);
     let begin = Instant::now();
-    let children = start_attack(&scene.stage, "has_children", crowd);
+    let children = start_attack(&scene.stage, "forks_idle_children", crowd);
     crate::print_measurement(&format!("{name}: {crowd} forks in {:.2?}", begin.elapsed()));
-    scene.endure_sampled(name, crate::attack_duration());
+    scene.assert_daemon_endures_attack_sampled(name, crate::attack_duration());
     let used = scene.stop_by_sigterm(name, &[&busy, &children]);
     busy.kill();
     children.kill();
@@ -77,8 +77,8 @@ fn refusal_in_ledger(daemon: &Daemon, path: &str) -> Option<String> {
 }
 
 /// A daemon is killed while it reads a file. The next daemon refuses that file, and counts calls of other files.
-pub(crate) fn a_file_in_hand_of_a_killed_daemon_is_refused() {
-    let stage = public_stage();
+pub(crate) fn a_file_that_a_killed_daemon_read_is_refused() {
+    let stage = stage_for_all_users();
     let files = mount_stalling_files(&stage);
     let state = stage.path().join("state/files-in-hand");
     let in_hand = || fs::read_to_string(&state).unwrap_or_default();
@@ -129,15 +129,15 @@ fn process_listed_by_ps(daemon: &Daemon, pid: u32) -> Option<Value> {
 
 /// A job that starts together with the daemon, on a machine with many processes, has its rank and its job. The GPU of a job
 /// is unknown if the job opened the device before probes were attached.
-pub(crate) fn a_job_beside_a_starting_daemon_has_its_rank() {
-    let stage = public_stage();
+pub(crate) fn a_job_started_with_the_daemon_gets_its_rank() {
+    let stage = stage_for_all_users();
     let own = stage.path().join("victim");
     let with_rank = |stage: &Stage, role, rounds, rank: &str| {
         let mut command = command_for_role(stage, VICTIM_UID, &own, role, rounds);
         command.envs([("RANK", rank), ("WORLD_SIZE", "8"), ("SLURM_JOB_ID", "77")]);
         Target::start(&mut command)
     };
-    let mut crowd = with_rank(&stage, "has_children", 400, "1");
+    let mut crowd = with_rank(&stage, "forks_idle_children", 400, "1");
     crowd.run_part();
     let mut job = with_rank(&stage, "trains", u64::MAX, "5");
     let daemon = std::thread::scope(|scope| {

@@ -25,7 +25,7 @@ use zernel_testkit::target::{Driver, Stage, Target, end_part_and_wait};
 use zernel_testkit::{StallingFs, copy_program, eventually_ok};
 
 use crate::attackers::attacker_directory;
-use crate::cpu_weights::{self, WeightGroup};
+use crate::cpu_weights::{self, ProcessCgroup};
 
 /// The path of `zernel`.
 pub(crate) fn zernel_path() -> String {
@@ -52,11 +52,11 @@ pub(crate) const MAX_EXIT_TIME: Duration = match cfg!(debug_assertions) {
 /// Longest time from the exit of the daemon until nothing is attached.
 pub(crate) const MAX_DETACH_TIME: Duration = Duration::from_secs(5);
 /// Resident memory that the daemon never exceeds, as docs/security.md states.
-pub(crate) const MAX_RESIDENT_BYTES: u64 = 192 << 20;
+pub(crate) const MAX_DAEMON_RESIDENT_BYTES: u64 = 192 << 20;
 
 /// The role of the victim: a step each time that it is asked. A step has few enough calls that nothing is sampled, and leaves
 /// memory allocated.
-pub(crate) fn train_when_asked(driver: &Driver, steps: u64) {
+pub(crate) fn train_one_step_per_request(driver: &Driver, steps: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
     let mut batch = driver.allocate_memory(4096);
@@ -72,18 +72,18 @@ pub(crate) fn train_when_asked(driver: &Driver, steps: u64) {
 }
 
 /// A directory of a user.
-pub(crate) fn create_directory_of(user: u32, path: &Path) {
+pub(crate) fn create_directory_owned_by(user: u32, path: &Path) {
     fs::create_dir(path).expect("ours");
     chown(path, Some(user), Some(user)).expect("we are root");
     fs::set_permissions(path, Permissions::from_mode(0o755)).expect("ours");
 }
 
 /// A stage that other users can get to, with directories of the victim and of the attacker.
-pub(crate) fn public_stage() -> Stage {
+pub(crate) fn stage_for_all_users() -> Stage {
     let stage = Stage::with_machine_alone(Prologue::Push);
     fs::set_permissions(stage.path(), Permissions::from_mode(0o755)).expect("ours");
-    create_directory_of(VICTIM_UID, &stage.path().join("victim"));
-    create_directory_of(ATTACKER_UID, &attacker_directory(stage.path()));
+    create_directory_owned_by(VICTIM_UID, &stage.path().join("victim"));
+    create_directory_owned_by(ATTACKER_UID, &attacker_directory(stage.path()));
     let program = env::current_exe().expect("we run");
     let copy = stage.path().join("program");
     copy_program(program, &copy);
@@ -120,7 +120,7 @@ pub(crate) struct AttackScene {
 impl AttackScene {
     /// Starts a daemon with the budget of the service, and a victim that it counts.
     pub(crate) fn start() -> Self {
-        let stage = public_stage();
+        let stage = stage_for_all_users();
         let daemon = start_daemon(&stage);
         let victim = start_victim(&stage, 10_000);
         Self {
@@ -133,22 +133,22 @@ impl AttackScene {
 
     /// Has the victim work for this long, while all endpoints are asked. Asserts that all answer, that the victim is counted
     /// exactly, and that the daemon stays small.
-    pub(crate) fn endure_attack(&mut self, attack: &str, time: Duration) {
-        self.work_and_ask(attack, time, assert_calls_are_exact);
+    pub(crate) fn assert_daemon_endures_attack(&mut self, attack: &str, time: Duration) {
+        self.run_victim_and_query_endpoints(attack, time, assert_calls_are_exact);
     }
 
-    /// Like [`Self::endure_attack`], but the calls of the victim may be sampled.
-    pub(crate) fn endure_sampled(&mut self, attack: &str, time: Duration) {
-        self.work_and_ask(attack, time, |_, _, _| {});
+    /// Like [`Self::assert_daemon_endures_attack`], but the calls of the victim may be sampled.
+    pub(crate) fn assert_daemon_endures_attack_sampled(&mut self, attack: &str, time: Duration) {
+        self.run_victim_and_query_endpoints(attack, time, |_, _, _| {});
     }
 
-    fn work_and_ask(
+    fn run_victim_and_query_endpoints(
         &mut self,
         attack: &str,
         time: Duration,
         check: impl FnOnce(&Daemon, &Stage, &Target),
     ) {
-        let clients = AskingClients::start(&self.daemon);
+        let clients = EndpointPoller::start(&self.daemon);
         let end = Instant::now() + time;
         while Instant::now() < end {
             self.victim.run_part();
@@ -163,7 +163,7 @@ impl AttackScene {
             describe_answer_times(&answers)
         ));
         assert_answered_in_time(&answers);
-        assert!(peak < MAX_RESIDENT_BYTES, "{} MiB", peak >> 20);
+        assert!(peak < MAX_DAEMON_RESIDENT_BYTES, "{} MiB", peak >> 20);
     }
 
     /// Ends the daemon by SIGTERM during the attack. Nothing stays attached. Returns the attackers and their file
@@ -191,7 +191,7 @@ impl AttackScene {
         assert!(exit < MAX_EXIT_TIME, "{signal:?}: {exit:?}: {said}");
         objects.wait_until_detached();
         let targets = attackers.iter().copied().chain([&self.victim]);
-        wait_for_original_code(targets.map(Target::pid));
+        wait_until_libraries_are_unprobed(targets.map(Target::pid));
         let detached = begin.elapsed();
         assert!(
             detached - exit < MAX_DETACH_TIME,
@@ -206,10 +206,10 @@ impl AttackScene {
 }
 
 /// Waits until the libraries that processes map have no probes: the kernel lists a link no more before it has removed its probes.
-pub(crate) fn wait_for_original_code(pids: impl Iterator<Item = u32>) {
+pub(crate) fn wait_until_libraries_are_unprobed(pids: impl Iterator<Item = u32>) {
     let pids: Vec<u32> = pids.collect();
     eventually_ok("no library has probes", || {
-        match pids.iter().map(|pid| count_changed_libraries(*pid)).sum() {
+        match pids.iter().map(|pid| count_probed_libraries(*pid)).sum() {
             0 => Ok(()),
             libraries => Err(format!("{libraries} have")),
         }
@@ -218,17 +218,17 @@ pub(crate) fn wait_for_original_code(pids: impl Iterator<Item = u32>) {
 
 /// The number of mapped libraries whose code in memory is not that of the file. A process that is exiting maps no
 /// library.
-fn count_changed_libraries(pid: u32) -> usize {
+fn count_probed_libraries(pid: u32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else {
         return 0;
     };
-    let is_changed = |line: &&str| is_code_changed(&memory, line).unwrap_or(false);
+    let is_changed = |line: &&str| is_library_code_changed(&memory, line).unwrap_or(false);
     maps.lines().filter(is_changed).count()
 }
 
 /// Whether the code of a library in memory is not that of its file, by a line of `/proc/PID/maps`.
-fn is_code_changed(memory: &File, line: &str) -> Option<bool> {
+fn is_library_code_changed(memory: &File, line: &str) -> Option<bool> {
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
     let [range, "r-xp", offset, _, _, path] = fields[..] else {
         return None;
@@ -269,7 +269,7 @@ pub(crate) fn start_attack(stage: &Stage, role: &str, rounds: u64) -> Target {
     let mut command = command_for_role(stage, ATTACKER_UID, &own, role, rounds);
     command.env_remove(config::LOG_VARIABLE);
     let mut attacker = Target::start(&mut command);
-    cpu_weights::add_process(WeightGroup::Attacker, attacker.pid());
+    cpu_weights::move_process_to_cgroup(ProcessCgroup::Attacker, attacker.pid());
     attacker.run_part();
     attacker.start_part();
     attacker
@@ -281,7 +281,7 @@ pub(crate) fn start_daemon(stage: &Stage) -> Daemon {
     command.args(["--budget", "0.5%", "--state-dir"]);
     command.arg(stage.path().join("state"));
     let daemon = Daemon::start_as(command, stage, &stage.path().join("observe.sock"));
-    cpu_weights::add_process(WeightGroup::Service, daemon.pid());
+    cpu_weights::move_process_to_cgroup(ProcessCgroup::Service, daemon.pid());
     daemon
 }
 
@@ -291,7 +291,7 @@ pub(crate) fn start_victim(stage: &Stage, steps: u64) -> Target {
     let mut victim = Target::start(&mut command_for_role(
         stage, VICTIM_UID, &own, "trains", steps,
     ));
-    cpu_weights::add_process(WeightGroup::Victim, victim.pid());
+    cpu_weights::move_process_to_cgroup(ProcessCgroup::Victim, victim.pid());
     victim.run_part();
     victim
 }
@@ -362,12 +362,12 @@ fn number_in_proc_status(pid: u32, key: &str) -> u64 {
 pub(crate) type AnswerTimes = BTreeMap<&'static str, Vec<Duration>>;
 
 /// Clients that ask every endpoint all the time.
-pub(crate) struct AskingClients {
+pub(crate) struct EndpointPoller {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<AnswerTimes>,
 }
 
-impl AskingClients {
+impl EndpointPoller {
     /// Starts to ask.
     pub(crate) fn start(daemon: &Daemon) -> Self {
         let stop = Arc::new(AtomicBool::new(false));

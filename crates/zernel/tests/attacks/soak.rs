@@ -17,27 +17,27 @@ use zernel_testkit::target::{Stage, Target};
 use zernel_testkit::{StallingFs, eventually_ok};
 
 use crate::attackers::attacker_directory;
-use crate::cpu_weights::{self, WeightGroup};
+use crate::cpu_weights::{self, ProcessCgroup};
 use crate::scene::{
-    ATTACKER_UID, AnswerTimes, AskingClients, MAX_DETACH_TIME, MAX_EXIT_TIME, MAX_RESIDENT_BYTES,
-    assert_answered_in_time, command_for_role, counted_calls, describe_quantiles, logged_calls,
-    peak_resident_bytes, public_stage, request_over_http, resident_bytes, start_daemon,
-    start_victim,
+    ATTACKER_UID, AnswerTimes, EndpointPoller, MAX_DAEMON_RESIDENT_BYTES, MAX_DETACH_TIME,
+    MAX_EXIT_TIME, assert_answered_in_time, command_for_role, counted_calls, describe_quantiles,
+    logged_calls, peak_resident_bytes, request_over_http, resident_bytes, stage_for_all_users,
+    start_daemon, start_victim,
 };
 use crate::{ATTACKS, FUSE_NEED, mount_stalling_files};
 
 /// The variable that sets how long the soak lasts.
-const MINUTES_VARIABLE: &str = "ZERNEL_SOAK_MINUTES";
+const SOAK_MINUTES_VARIABLE: &str = "ZERNEL_SOAK_MINUTES";
 /// How long the soak lasts if `ZERNEL_SOAK_MINUTES` is not set.
-const SHORT_SOAK_TIME: Duration = Duration::from_secs(14);
+const DEFAULT_SOAK_TIME: Duration = Duration::from_secs(14);
 /// Lives of the daemon.
-const DAEMON_LIVES: u32 = 4;
+const DAEMON_RUN_COUNT: u32 = 4;
 /// Attacks at the same time.
-const ATTACKS_AT_ONCE: usize = 3;
+const CONCURRENT_ATTACK_COUNT: usize = 3;
 /// How long one attack lasts.
 const ATTACK_TIME: Duration = Duration::from_secs(5);
 /// How long one attack lasts in a short soak, so that every attack has its turn.
-const SHORT_ATTACK_TIME: Duration = Duration::from_secs(2);
+const DEFAULT_ATTACK_TIME: Duration = Duration::from_secs(2);
 
 /// Calls by name.
 type CallsByName = BTreeMap<String, u64>;
@@ -59,7 +59,7 @@ struct SoakMeasurements {
 }
 
 /// Attackers of a second user that come and go.
-struct ChangingAttackers {
+struct RotatingAttackers {
     running: Vec<(Instant, Target)>,
     started_count: usize,
     /// Number of different attacks.
@@ -70,7 +70,7 @@ struct ChangingAttackers {
     files: Vec<StallingFs>,
 }
 
-impl ChangingAttackers {
+impl RotatingAttackers {
     fn new(stage: &Stage, length: Duration) -> Self {
         let files = match (FUSE_NEED.check)().is_ok() {
             true => Vec::from(mount_stalling_files(stage)),
@@ -86,7 +86,7 @@ impl ChangingAttackers {
     }
 
     /// Starts the next attack. After all other attacks comes the one with file systems that stop answering.
-    fn start_next(&self, stage: &Stage, own: &Path) -> Target {
+    fn start_next_attack(&self, stage: &Stage, own: &Path) -> Target {
         let number = self.started_count % self.attack_count;
         let (role, rounds) = match ATTACKS.get(number) {
             Some((_, role, rounds)) => (*role, *rounds),
@@ -95,7 +95,7 @@ impl ChangingAttackers {
         let mut command = command_for_role(stage, ATTACKER_UID, own, role, rounds);
         command.env_remove(config::LOG_VARIABLE);
         let mut attacker = Target::start(&mut command);
-        cpu_weights::add_process(WeightGroup::Attacker, attacker.pid());
+        cpu_weights::move_process_to_cgroup(ProcessCgroup::Attacker, attacker.pid());
         // The attacker prepares itself in the first part, and attacks in the second.
         match number == ATTACKS.len() {
             true => {
@@ -110,7 +110,7 @@ impl ChangingAttackers {
     }
 
     /// Kills attackers whose time is over, and starts others.
-    fn replace_finished(&mut self, stage: &Stage) {
+    fn replace_expired_attackers(&mut self, stage: &Stage) {
         let now = Instant::now();
         let own = attacker_directory(stage.path());
         for (_, target) in self.running.extract_if(.., |(end, _)| now >= *end) {
@@ -119,37 +119,37 @@ impl ChangingAttackers {
             // Not every attack has files.
             let _ = fs::remove_dir_all(files);
         }
-        while self.running.len() < ATTACKS_AT_ONCE {
-            let attacker = self.start_next(stage, &own);
+        while self.running.len() < CONCURRENT_ATTACK_COUNT {
+            let attacker = self.start_next_attack(stage, &own);
             self.running.push((now + self.length, attacker));
             self.started_count += 1;
         }
     }
 }
 
-pub(crate) fn endure_changing_attacks() {
-    let minutes = env::var(MINUTES_VARIABLE).ok();
+pub(crate) fn soak_under_rotating_attacks() {
+    let minutes = env::var(SOAK_MINUTES_VARIABLE).ok();
     let minutes = minutes.map(|text| text.parse::<f64>().expect("a number of minutes"));
-    let time = minutes.map_or(SHORT_SOAK_TIME, |minutes| {
+    let time = minutes.map_or(DEFAULT_SOAK_TIME, |minutes| {
         Duration::from_secs_f64(60.0 * minutes)
     });
-    let stage = public_stage();
+    let stage = stage_for_all_users();
     // This job lives longer than any daemon.
     let mut old = start_victim(&stage, u64::MAX);
-    let length = minutes.map_or(SHORT_ATTACK_TIME, |_| ATTACK_TIME);
-    let mut attackers = ChangingAttackers::new(&stage, length);
+    let length = minutes.map_or(DEFAULT_ATTACK_TIME, |_| ATTACK_TIME);
+    let mut attackers = RotatingAttackers::new(&stage, length);
     let mut measured = SoakMeasurements::default();
-    for life in 0..DAEMON_LIVES {
+    for life in 0..DAEMON_RUN_COUNT {
         // The last life is long, to show whether the memory still grows.
-        let length = match life + 1 == DAEMON_LIVES {
+        let length = match life + 1 == DAEMON_RUN_COUNT {
             true => time / 2,
-            false => time / 2 / (DAEMON_LIVES - 1),
+            false => time / 2 / (DAEMON_RUN_COUNT - 1),
         };
         let signal = match life % 2 {
             0 => Signal::KILL,
             _ => Signal::TERM,
         };
-        live_until_signal(
+        run_daemon_until_signal(
             &stage,
             &mut old,
             &mut attackers,
@@ -178,26 +178,28 @@ pub(crate) fn endure_changing_attacks() {
 }
 
 /// One life of the daemon, which ends by a signal.
-fn live_until_signal(
+fn run_daemon_until_signal(
     stage: &Stage,
     old: &mut Target,
-    attackers: &mut ChangingAttackers,
+    attackers: &mut RotatingAttackers,
     time: Duration,
     signal: Signal,
     measured: &mut SoakMeasurements,
 ) {
     let daemon = start_daemon(stage);
     let end = Instant::now() + time;
-    let clients = AskingClients::start(&daemon);
+    let clients = EndpointPoller::start(&daemon);
     // The daemon found this job running: its earlier calls are unknown, and the daemon states that.
     old.run_part();
-    let start = eventually_ok("it is found", || settled_calls(&daemon, stage, old.pid()));
+    let start = eventually_ok("it is found", || {
+        stable_call_counts(&daemon, stage, old.pid())
+    });
     assert_eq!(is_observed_completely(&daemon, old.pid()), Some(false));
     let mut new = start_victim(stage, u64::MAX);
     let mut sizes = Vec::new();
     // At least once: on a busy machine a short life may be over before the jobs are found.
     loop {
-        attackers.replace_finished(stage);
+        attackers.replace_expired_attackers(stage);
         old.run_part();
         new.run_part();
         let left = end.saturating_duration_since(Instant::now());
@@ -207,8 +209,8 @@ fn live_until_signal(
             break;
         }
     }
-    assert_counted_since(&daemon, stage, old.pid(), &start);
-    assert_counted_since(
+    assert_calls_counted_since(&daemon, stage, old.pid(), &start);
+    assert_calls_counted_since(
         &daemon,
         stage,
         new.pid(),
@@ -220,7 +222,7 @@ fn live_until_signal(
         measured.answers.entry(endpoint).or_default().extend(times);
     }
     let peak = peak_resident_bytes(daemon.pid());
-    assert!(peak < MAX_RESIDENT_BYTES, "{} MiB", peak >> 20);
+    assert!(peak < MAX_DAEMON_RESIDENT_BYTES, "{} MiB", peak >> 20);
     measured.peak_resident = measured.peak_resident.max(peak);
     measured
         .resident_slopes
@@ -244,7 +246,7 @@ fn live_until_signal(
 }
 
 /// True and counted calls of a process, when two readings in a row count the same.
-fn settled_calls(
+fn stable_call_counts(
     daemon: &Daemon,
     stage: &Stage,
     pid: u32,
@@ -259,7 +261,7 @@ fn settled_calls(
 }
 
 /// Calls since a start.
-fn calls_since(calls: &CallsByName, start: &CallsByName) -> CallsByName {
+fn calls_made_since(calls: &CallsByName, start: &CallsByName) -> CallsByName {
     let calls = calls.iter().map(|(name, count)| {
         let before = start.get(name).copied().unwrap_or(0);
         (name.clone(), count - before)
@@ -268,16 +270,16 @@ fn calls_since(calls: &CallsByName, start: &CallsByName) -> CallsByName {
 }
 
 /// Waits until the daemon shows exactly the calls that a process made since a start.
-fn assert_counted_since(
+fn assert_calls_counted_since(
     daemon: &Daemon,
     stage: &Stage,
     pid: u32,
     start: &(CallsByName, CallsByName),
 ) {
-    let truth = calls_since(&logged_calls(stage, pid), &start.0);
+    let truth = calls_made_since(&logged_calls(stage, pid), &start.0);
     assert!(truth["cuLaunchKernel"] > 0);
     eventually_ok("it is counted exactly", || {
-        let counted = calls_since(&counted_calls(daemon, pid)?, &start.1);
+        let counted = calls_made_since(&counted_calls(daemon, pid)?, &start.1);
         match counted == truth {
             true => Ok(()),
             false => Err(format!("{counted:?} instead of {truth:?}")),
@@ -328,7 +330,7 @@ fn print_measurements(time: Duration, measured: &SoakMeasurements) {
         times.collect::<Vec<String>>().join(" and ")
     };
     println!("| what | result |\n|---|---|");
-    println!("| soak of {minutes:.1} minutes | {attacks} attacks, {DAEMON_LIVES} lives |");
+    println!("| soak of {minutes:.1} minutes | {attacks} attacks, {DAEMON_RUN_COUNT} lives |");
     println!("| calls of jobs that started in a life of the daemon | {calls}, counted exactly |");
     println!("| jobs harmed | 0 |");
     let peak = measured.peak_resident >> 20;

@@ -47,9 +47,9 @@ fn open_fuse_device() -> io::Result<File> {
 
 pub(crate) struct DeadDisk {
     directory: PathBuf,
-    is_over: Arc<AtomicBool>,
+    must_server_stop: Arc<AtomicBool>,
     server: Option<JoinHandle<()>>,
-    is_read: Arc<AtomicBool>,
+    was_file_read: Arc<AtomicBool>,
 }
 
 impl DeadDisk {
@@ -57,17 +57,17 @@ impl DeadDisk {
     pub(crate) fn mount(directory: &Path) -> Self {
         let connection = open_fuse_device().expect("checked before");
         mount_fuse(directory, &connection).expect("we are root");
-        let (is_over, is_read) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let (must_server_stop, was_file_read) = (Arc::new(AtomicBool::new(false)), Arc::default());
         let server = FuseServer {
             connection,
-            is_over: Arc::clone(&is_over),
-            is_read: Arc::clone(&is_read),
+            must_server_stop: Arc::clone(&must_server_stop),
+            was_file_read: Arc::clone(&was_file_read),
         };
         Self {
             directory: directory.to_owned(),
-            is_over,
+            must_server_stop,
             server: Some(thread::spawn(move || server.answer_requests())),
-            is_read,
+            was_file_read,
         }
     }
 
@@ -77,14 +77,16 @@ impl DeadDisk {
     }
 
     /// Waits until a process reads the file.
-    pub(crate) fn wait_for_a_reader(&self) {
-        eventually("the file is read", || self.is_read.load(Ordering::Relaxed));
+    pub(crate) fn wait_until_file_is_read(&self) {
+        eventually("the file is read", || {
+            self.was_file_read.load(Ordering::Relaxed)
+        });
     }
 }
 
 impl Drop for DeadDisk {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
+        self.must_server_stop.store(true, Ordering::Relaxed);
         // The server's thread closes the connection when it ends.
         let _ = self.server.take().map(JoinHandle::join);
         if let Ok(directory) = CString::new(self.directory.as_os_str().as_bytes()) {
@@ -125,8 +127,8 @@ fn mount_fuse(directory: &Path, connection: &File) -> io::Result<()> {
 /// Answers everything but reads.
 struct FuseServer {
     connection: File,
-    is_over: Arc<AtomicBool>,
-    is_read: Arc<AtomicBool>,
+    must_server_stop: Arc<AtomicBool>,
+    was_file_read: Arc<AtomicBool>,
 }
 
 impl FuseServer {
@@ -136,7 +138,7 @@ impl FuseServer {
             tv_nsec: 20_000_000,
         };
         let mut request = vec![0; 1 << 18];
-        while !self.is_over.load(Ordering::Relaxed) {
+        while !self.must_server_stop.load(Ordering::Relaxed) {
             let mut ready = [PollFd::new(&self.connection, PollFlags::IN)];
             if poll(&mut ready, Some(&a_while)) != Ok(1) {
                 continue;
@@ -155,7 +157,7 @@ impl FuseServer {
         let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().expect("four"));
         let node = u64::from(word(16));
         let answer = match word(4) {
-            FUSE_READ => return self.is_read.store(true, Ordering::Relaxed),
+            FUSE_READ => return self.was_file_read.store(true, Ordering::Relaxed),
             FUSE_FORGET => return,
             FUSE_INIT => Ok(init_reply(word(REQUEST_HEADER_BYTES + 8))),
             FUSE_GETATTR => Ok([vec![0; 16], node_attributes(node)].concat()),

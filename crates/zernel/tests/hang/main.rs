@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use dead_disk::DeadDisk;
 use procfs::process::Process;
-use ranks::{HEALTHY_ROUNDS, ObservedJob, RANK_ROLES, only_finding};
+use ranks::{COLLECTIVES_BEFORE_FAULT, ObservedJob, RANK_ROLES, only_finding};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use zernel_ebpf::capability::Capability;
@@ -31,25 +31,34 @@ fn main() -> ExitCode {
         ("a_stopped_rank_is_named", a_stopped_rank_is_named),
         ("a_rank_on_a_cpu_is_named", a_rank_on_a_cpu_is_named),
         ("a_rank_at_a_lock_is_named", a_rank_at_a_lock_is_named),
-        ("another_operation_is_named", another_operation_is_named),
+        (
+            "a_rank_in_another_operation_is_named",
+            a_rank_in_another_operation_is_named,
+        ),
         ("a_rank_that_exited_is_named", a_rank_that_exited_is_named),
         ("a_killed_rank_is_named", a_killed_rank_is_named),
         ("a_running_job_does_not_hang", a_running_job_does_not_hang),
         ("a_slow_job_does_not_hang", a_slow_job_does_not_hang),
-        ("a_slow_rank_is_late", a_slow_rank_is_late),
-        ("other_users_see_nothing", other_users_see_nothing),
+        (
+            "a_slow_rank_is_late_and_does_not_hang",
+            a_slow_rank_is_late_and_does_not_hang,
+        ),
+        ("other_users_see_no_ranks", other_users_see_no_ranks),
         (
             "a_rank_of_another_pid_namespace_is_named",
             a_rank_of_another_pid_namespace_is_named,
         ),
-        ("a_job_is_selected", a_job_is_selected),
+        (
+            "only_the_selected_job_is_reported",
+            only_the_selected_job_is_reported,
+        ),
         (
             "a_rank_that_does_not_join_is_named",
             a_rank_that_does_not_join_is_named,
         ),
         (
-            "a_rank_that_takes_no_part_is_named",
-            a_rank_that_takes_no_part_is_named,
+            "a_rank_missing_from_a_split_is_named",
+            a_rank_missing_from_a_split_is_named,
         ),
     ];
     let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
@@ -70,12 +79,12 @@ fn main() -> ExitCode {
 
 fn a_stopped_rank_is_named() {
     let job = ObservedJob::start("none");
-    job.wait_for_collective(HEALTHY_ROUNDS);
-    job.signal_unlucky(Signal::STOP);
+    job.wait_for_collective(COLLECTIVES_BEFORE_FAULT);
+    job.signal_faulty_rank(Signal::STOP);
     let report = job.wait_for_a_hang();
     let found = only_finding(&job, &report);
     assert_eq!(found["doing"]["state"], "stopped");
-    job.signal_unlucky(Signal::CONT);
+    job.signal_faulty_rank(Signal::CONT);
     job.wait_until_reported(|report| report["verdict"] == "nothing-hangs");
 }
 
@@ -84,12 +93,12 @@ fn a_rank_on_a_cpu_is_named() {
     let report = job.wait_for_a_hang();
     let found = only_finding(&job, &report);
     assert_eq!(found["problem"], "behind");
-    assert_eq!(found["next"], HEALTHY_ROUNDS + 1);
+    assert_eq!(found["next"], COLLECTIVES_BEFORE_FAULT + 1);
     assert_eq!(found["leaders"], 3);
-    assert_eq!(found["sequence"], HEALTHY_ROUNDS);
+    assert_eq!(found["sequence"], COLLECTIVES_BEFORE_FAULT);
     assert_eq!(found["op"], "AllReduce");
     assert_eq!(found["bytes"], 4000);
-    assert_eq!(found["doing"]["tid"], job.unlucky_pid());
+    assert_eq!(found["doing"]["tid"], job.faulty_rank_pid());
     // On a busy machine the rank may be without a CPU now and then.
     job.wait_until_reported(|report| only_finding(&job, report)["doing"]["state"] == "on-cpu");
 }
@@ -102,7 +111,7 @@ fn a_rank_at_a_lock_is_named() {
 }
 
 /// Checks the report of a job with one rank that uses a disk that does not answer.
-fn check_report_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
+fn check_activity_at_a_dead_disk(fault: &str, check: impl Fn(&Value)) {
     let stage = Stage::new(Prologue::Push);
     let directory = stage.path().join("disk");
     fs::create_dir(&directory).expect("our directory");
@@ -110,16 +119,16 @@ fn check_report_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
     let job;
     let disk = DeadDisk::mount(&directory);
     let file = disk.file_path();
-    job = ObservedJob::start_with(stage, fate, |command| {
-        command.env(ranks::FILE_VARIABLE, &file);
+    job = ObservedJob::start_with(stage, fault, |command| {
+        command.env(ranks::READ_FILE_VARIABLE, &file);
     });
-    disk.wait_for_a_reader();
+    disk.wait_until_file_is_read();
     let report = job.wait_for_a_hang();
     check(&only_finding(&job, &report)["doing"]);
 }
 
 fn a_rank_at_a_dead_disk_is_named() {
-    check_report_of_a_dead_disk("read", |doing| {
+    check_activity_at_a_dead_disk("read", |doing| {
         assert_eq!(doing["state"], "io", "{doing:#}");
         let path = doing["path"].as_str().expect("a path");
         assert!(path.ends_with("disk/batch"), "{path}");
@@ -128,7 +137,7 @@ fn a_rank_at_a_dead_disk_is_named() {
 
 /// A child of the rank reads from the disk, as a loader does.
 fn a_child_at_a_dead_disk_is_named() {
-    check_report_of_a_dead_disk("wait for a reader", |doing| {
+    check_activity_at_a_dead_disk("wait for a reader", |doing| {
         assert_eq!(doing["state"], "waits", "{doing:#}");
         let child = doing["meanwhile"][0].as_str().expect("a sentence");
         assert!(child.starts_with("its child cat"), "{child}");
@@ -139,12 +148,12 @@ fn a_child_at_a_dead_disk_is_named() {
     });
 }
 
-fn another_operation_is_named() {
+fn a_rank_in_another_operation_is_named() {
     let job = ObservedJob::start("broadcast");
     let report = job.wait_for_a_hang();
     let found = only_finding(&job, &report);
     assert_eq!(found["problem"], "different");
-    assert_eq!(found["sequence"], HEALTHY_ROUNDS + 1);
+    assert_eq!(found["sequence"], COLLECTIVES_BEFORE_FAULT + 1);
     assert_eq!(found["own"], "Broadcast");
     assert_eq!(found["others"], "AllReduce");
 }
@@ -161,8 +170,8 @@ fn a_rank_that_exited_is_named() {
 
 fn a_killed_rank_is_named() {
     let job = ObservedJob::start("none");
-    job.wait_for_collective(HEALTHY_ROUNDS);
-    job.signal_unlucky(Signal::KILL);
+    job.wait_for_collective(COLLECTIVES_BEFORE_FAULT);
+    job.signal_faulty_rank(Signal::KILL);
     let report = job.wait_for_a_hang();
     let found = only_finding(&job, &report);
     assert_eq!(found["problem"], "gone");
@@ -172,7 +181,7 @@ fn a_killed_rank_is_named() {
 
 fn a_running_job_does_not_hang() {
     let job = ObservedJob::start("none");
-    job.wait_for_collective(HEALTHY_ROUNDS);
+    job.wait_for_collective(COLLECTIVES_BEFORE_FAULT);
     for _ in 0..20 {
         let output = job.run_zernel_hang(&[]);
         let printed = String::from_utf8_lossy(&output.stdout);
@@ -201,13 +210,13 @@ fn a_slow_job_does_not_hang() {
 }
 
 /// A rank that took twelve seconds once may do so again.
-fn a_slow_rank_is_late() {
+fn a_slow_rank_is_late_and_does_not_hang() {
     let job = ObservedJob::start("sleep");
     let report = job.wait_for_a_hang();
     // The rank never took this long before, so the report cannot know that it will join.
     let found = only_finding(&job, &report);
     assert_eq!(found["doing"]["state"], "waits", "{found:#}");
-    job.wait_for_collective(2 * HEALTHY_ROUNDS);
+    job.wait_for_collective(2 * COLLECTIVES_BEFORE_FAULT);
     let mut was_late = false;
     eventually("the job goes on after the second sleep", || {
         let (code, report) = job.hang_report();
@@ -215,7 +224,7 @@ fn a_slow_rank_is_late() {
         let communicator = &report["communicators"][0];
         let found = &communicator["findings"][0];
         was_late |= found["hangs"] == false && found["waited_seconds"].as_f64() > Some(5.0);
-        communicator["members"][0]["sequence"].as_u64() > Some(3 * HEALTHY_ROUNDS + 1)
+        communicator["members"][0]["sequence"].as_u64() > Some(3 * COLLECTIVES_BEFORE_FAULT + 1)
     });
     assert!(was_late);
 }
@@ -223,10 +232,10 @@ fn a_slow_rank_is_late() {
 const NOBODY_UID: u32 = 65534;
 
 /// Users see only their own ranks, running or exited.
-fn other_users_see_nothing() {
+fn other_users_see_no_ranks() {
     let job = ObservedJob::start("none");
     job.wait_for_collective(1);
-    job.signal_unlucky(Signal::KILL);
+    job.signal_faulty_rank(Signal::KILL);
     job.wait_until_reported(|report| {
         !report["communicators"][0]["members"][2]["ended_seconds_ago"].is_null()
     });
@@ -256,12 +265,12 @@ fn a_rank_of_another_pid_namespace_is_named() {
     let report = job.wait_for_a_hang();
     let findings = &report["communicators"][0]["findings"];
     assert_eq!(findings.as_array().map(Vec::len), Some(1), "{report:#}");
-    assert_eq!(findings[0]["rank"], ranks::UNLUCKY_RANK);
+    assert_eq!(findings[0]["rank"], ranks::FAULTY_RANK);
     let pid = findings[0]["pid"].as_i64().expect("a pid");
     let process = Process::new(pid as i32).expect("a process here");
     let environment = process.environ().expect("ours");
     let rank = environment.get(OsStr::new(communicator::RANK_VARIABLE));
-    assert_eq!(rank, Some(&ranks::UNLUCKY_RANK.to_string().into()));
+    assert_eq!(rank, Some(&ranks::FAULTY_RANK.to_string().into()));
     assert_eq!(
         process.status().expect("ours").nspid.map(|pids| pids.len()),
         Some(2)
@@ -272,7 +281,7 @@ fn a_rank_of_another_pid_namespace_is_named() {
 }
 
 /// Only the selected job is reported. A job that does not exist is an error.
-fn a_job_is_selected() {
+fn only_the_selected_job_is_reported() {
     let job = ObservedJob::start("exit");
     job.wait_for_a_hang();
     let ask = |arguments: &[&str]| {
@@ -295,7 +304,7 @@ fn a_job_is_selected() {
 }
 
 /// All ranks of a communicator wait for each other in a split, also those of different colours.
-fn a_rank_that_takes_no_part_is_named() {
+fn a_rank_missing_from_a_split_is_named() {
     let job = ObservedJob::start("no part");
     let found = |report: &Value| {
         let communicators = report["communicators"].as_array().cloned();
@@ -305,7 +314,7 @@ fn a_rank_that_takes_no_part_is_named() {
     job.wait_until_reported(|report| found(report).is_some());
     let found = found(&job.hang_report().1).expect("it does not join later");
     assert_eq!(found["problem"], "not-joined");
-    assert_eq!(found["pid"], job.unlucky_pid());
+    assert_eq!(found["pid"], job.faulty_rank_pid());
 }
 
 /// Programs start at different times, so a rank that does not join is late for a minute, unless `--after` is
@@ -319,8 +328,8 @@ fn a_rank_that_does_not_join_is_named() {
     assert_eq!(code, Some(0), "{report:#}");
     let findings = &report["communicators"][0]["findings"];
     assert_eq!(findings[0]["problem"], "not-joined");
-    assert_eq!(findings[0]["pid"], job.unlucky_pid());
-    assert_eq!(findings[0]["rank"], ranks::UNLUCKY_RANK);
+    assert_eq!(findings[0]["pid"], job.faulty_rank_pid());
+    assert_eq!(findings[0]["rank"], ranks::FAULTY_RANK);
     let output = job.run_zernel_hang(&["--after", "1"]);
     let printed = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{printed}");

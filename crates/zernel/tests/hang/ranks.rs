@@ -22,13 +22,13 @@ pub(crate) const RANK_ROLES: &[(&str, TargetRole)] = &[("rank", run_rank)];
 
 pub(crate) const RANK_COUNT: u64 = 4;
 /// The rank that something happens to.
-pub(crate) const UNLUCKY_RANK: u64 = 2;
-/// Collectives before the unlucky rank stops taking part.
-pub(crate) const HEALTHY_ROUNDS: u64 = 20;
-/// Variable with what happens to the unlucky rank.
-const FATE_VARIABLE: &str = "ZERNEL_TARGET_FATE";
-/// Variable with the file that the unlucky rank reads.
-pub(crate) const FILE_VARIABLE: &str = "ZERNEL_TARGET_FILE";
+pub(crate) const FAULTY_RANK: u64 = 2;
+/// Collectives before the faulty rank stops taking part.
+pub(crate) const COLLECTIVES_BEFORE_FAULT: u64 = 20;
+/// Variable with what happens to the faulty rank.
+const FAULT_VARIABLE: &str = "ZERNEL_TARGET_FATE";
+/// Variable with the file that the faulty rank reads.
+pub(crate) const READ_FILE_VARIABLE: &str = "ZERNEL_TARGET_FILE";
 /// Variable with the time that ranks compute between two collectives, in milliseconds.
 pub(crate) const STEP_MS_VARIABLE: &str = "ZERNEL_TARGET_STEP_MS";
 
@@ -40,15 +40,15 @@ fn run_rank(driver: &Driver, _rounds: u64) {
     set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
     let rank = own_rank();
     driver.open_first_device();
-    let fate = env::var(FATE_VARIABLE)
+    let fault = env::var(FAULT_VARIABLE)
         .ok()
-        .filter(|_| rank == UNLUCKY_RANK);
-    if fate.as_deref() == Some("absent") {
+        .filter(|_| rank == FAULTY_RANK);
+    if fault.as_deref() == Some("absent") {
         thread::sleep(Duration::MAX);
     }
     let communicator = join_communicator(driver, rank, RANK_COUNT);
-    if env::var(FATE_VARIABLE).as_deref() == Ok("no part") {
-        if rank == UNLUCKY_RANK {
+    if env::var(FAULT_VARIABLE).as_deref() == Ok("no part") {
+        if rank == FAULTY_RANK {
             thread::sleep(Duration::MAX);
         }
         let mut part = 0_u64;
@@ -73,13 +73,13 @@ fn run_rank(driver: &Driver, _rounds: u64) {
         .and_then(|text| text.parse().ok());
     let step = Duration::from_millis(step.unwrap_or(10));
     for round in 0.. {
-        let is_time = round % (2 * HEALTHY_ROUNDS) == HEALTHY_ROUNDS;
+        let is_time = round % (2 * COLLECTIVES_BEFORE_FAULT) == COLLECTIVES_BEFORE_FAULT;
         if is_time {
-            meet_fate(fate.as_deref());
+            inject_fault(fault.as_deref());
         }
         let (nccl, all) = (driver.nccl(), ALL_REDUCE_ELEMENTS);
-        let parts = is_time && env::var(FATE_VARIABLE).as_deref() == Ok("broadcast");
-        if parts && rank == UNLUCKY_RANK {
+        let parts = is_time && env::var(FAULT_VARIABLE).as_deref() == Ok("broadcast");
+        if parts && rank == FAULTY_RANK {
             call!(
                 nccl,
                 "ncclBroadcast",
@@ -115,8 +115,8 @@ fn run_rank(driver: &Driver, _rounds: u64) {
 }
 
 /// What happens instead of the next collective.
-fn meet_fate(fate: Option<&str>) {
-    match fate {
+fn inject_fault(fault: Option<&str>) {
+    match fault {
         Some("spin") => loop {
             std::hint::spin_loop();
         },
@@ -126,12 +126,12 @@ fn meet_fate(fate: Option<&str>) {
             drop(lock.lock());
         }
         Some("read") => {
-            let path = env::var_os(FILE_VARIABLE).expect("set");
+            let path = env::var_os(READ_FILE_VARIABLE).expect("set");
             let mut file = File::open(path).expect("files open");
             let _ = file.read(&mut [0; 512]);
         }
         Some("wait for a reader") => {
-            let path = env::var_os(FILE_VARIABLE).expect("set");
+            let path = env::var_os(READ_FILE_VARIABLE).expect("set");
             let _ = Command::new("cat").arg(path).status();
         }
         Some("exit") => std::process::exit(3),
@@ -148,17 +148,17 @@ pub(crate) struct ObservedJob {
 }
 
 impl ObservedJob {
-    pub(crate) fn start(fate: &str) -> Self {
-        Self::start_with(Stage::new(Prologue::Push), fate, |_| {})
+    pub(crate) fn start(fault: &str) -> Self {
+        Self::start_with(Stage::new(Prologue::Push), fault, |_| {})
     }
 
-    pub(crate) fn start_with(stage: Stage, fate: &str, change: impl Fn(&mut Command)) -> Self {
+    pub(crate) fn start_with(stage: Stage, fault: &str, change: impl Fn(&mut Command)) -> Self {
         let daemon = Daemon::start(ZERNEL_PATH, &stage);
         let targets = (0..RANK_COUNT).map(|rank| {
             let mut command = stage.target_command("rank", 0);
             command
                 .env(RANK_VARIABLE, rank.to_string())
-                .env(FATE_VARIABLE, fate);
+                .env(FAULT_VARIABLE, fault);
             command.env("TORCHELASTIC_RUN_ID", job_name_of_stage(&stage));
             command
                 .env("RANK", rank.to_string())
@@ -177,7 +177,7 @@ impl ObservedJob {
 
     /// Starts the ranks in their own pid namespace, as in a container. The pid of each rank is then unknown
     /// to the test.
-    pub(crate) fn start_in_a_pid_namespace(fate: &str) -> Self {
+    pub(crate) fn start_in_a_pid_namespace(fault: &str) -> Self {
         let stage = Stage::new(Prologue::Push);
         let daemon = Daemon::start(ZERNEL_PATH, &stage);
         let program = env::current_exe().expect("we run");
@@ -196,7 +196,7 @@ impl ObservedJob {
                 &start_all,
             ])
             .arg(program)
-            .env(FATE_VARIABLE, fate)
+            .env(FAULT_VARIABLE, fault)
             .env("TORCHELASTIC_RUN_ID", job_name_of_stage(&stage));
         Self {
             targets: vec![Target::start(&mut command)],
@@ -214,12 +214,12 @@ impl ObservedJob {
     }
 
     /// The pid of the rank that something happens to.
-    pub(crate) fn unlucky_pid(&self) -> u32 {
-        self.targets[UNLUCKY_RANK as usize].pid()
+    pub(crate) fn faulty_rank_pid(&self) -> u32 {
+        self.targets[FAULTY_RANK as usize].pid()
     }
 
-    pub(crate) fn signal_unlucky(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.unlucky_pid() as i32).expect("a pid");
+    pub(crate) fn signal_faulty_rank(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.faulty_rank_pid() as i32).expect("a pid");
         kill_process(pid, signal).expect("our child");
     }
 
@@ -289,14 +289,14 @@ fn job_name_of_stage(stage: &Stage) -> String {
     name.trim_start_matches('.').to_owned()
 }
 
-/// The only finding of the only communicator; the finding must be about the unlucky rank.
+/// The only finding of the only communicator; the finding must be about the faulty rank.
 pub(crate) fn only_finding<'a>(job: &ObservedJob, report: &'a Value) -> &'a Value {
     assert_eq!(report["verdict"], "hang", "{report:#}");
     let communicators = report["communicators"].as_array().expect("a list");
     assert_eq!(communicators.len(), 1, "{report:#}");
     let findings = communicators[0]["findings"].as_array().expect("a list");
     assert_eq!(findings.len(), 1, "{report:#}");
-    assert_eq!(findings[0]["rank"], UNLUCKY_RANK, "{report:#}");
-    assert_eq!(findings[0]["pid"], job.unlucky_pid(), "{report:#}");
+    assert_eq!(findings[0]["rank"], FAULTY_RANK, "{report:#}");
+    assert_eq!(findings[0]["pid"], job.faulty_rank_pid(), "{report:#}");
     &findings[0]
 }

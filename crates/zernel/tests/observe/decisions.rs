@@ -9,7 +9,7 @@ use zernel_testkit::target::Stage;
 
 use crate::{ZERNEL_PATH, start_launching_target};
 
-pub(crate) fn decisions_are_printed() {
+pub(crate) fn a_dry_run_prints_its_decisions() {
     let stage = Stage::new(Prologue::Push);
     // Probes are attached to the library that this one maps before the next one starts.
     let _first = start_launching_target(&stage, 10);

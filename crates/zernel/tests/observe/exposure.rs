@@ -80,7 +80,7 @@ pub(crate) fn processes_need_the_token() {
     assert_eq!(self::read_token(&file), token);
 }
 
-pub(crate) fn aggregates_name_nobody() {
+pub(crate) fn aggregates_name_no_process_or_cgroup() {
     let stage = Stage::new(Prologue::Push);
     let (daemon, file) = start_with_token_file(&stage, &["--expose", "aggregate"]);
     let token = read_token(&file);
@@ -139,7 +139,7 @@ pub(crate) fn a_token_that_others_can_read_is_refused() {
     assert!(is_named && printed.contains("chmod"), "{printed}");
 }
 
-pub(crate) fn a_token_for_nothing_is_wrong_usage() {
+pub(crate) fn a_token_file_with_expose_all_is_wrong_usage() {
     let mut command = zernel_command(ZERNEL_PATH);
     let output = command
         .args(["--expose", "all", "--token-file", "x"])

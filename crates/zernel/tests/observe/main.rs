@@ -35,15 +35,18 @@ fn main() -> ExitCode {
         ),
         ("open_metrics_has_an_end", openmetrics_ends_with_eof),
         ("a_port_in_use_is_named", a_port_in_use_is_named),
-        ("two_daemons_see_the_same", two_daemons_see_the_same),
+        (
+            "two_daemons_count_the_same_launches",
+            two_daemons_count_the_same_launches,
+        ),
         ("a_socket_in_use_is_named", a_socket_in_use_is_named),
         (
-            "a_stopped_daemon_leaves_nothing",
-            a_stopped_daemon_leaves_nothing,
+            "a_stopped_daemon_leaves_no_bpf_object",
+            a_stopped_daemon_leaves_no_bpf_object,
         ),
         (
-            "a_killed_daemon_leaves_nothing_attached",
-            a_killed_daemon_leaves_nothing_attached,
+            "a_killed_daemon_leaves_no_bpf_object",
+            a_killed_daemon_leaves_no_bpf_object,
         ),
         (
             "a_paused_daemon_reports_its_pause",
@@ -54,12 +57,18 @@ fn main() -> ExitCode {
             a_stalled_observer_delays_no_reader,
         ),
         ("the_ledger_is_printed", the_ledger_is_printed),
-        ("decisions_are_printed", decisions::decisions_are_printed),
+        (
+            "a_dry_run_prints_its_decisions",
+            decisions::a_dry_run_prints_its_decisions,
+        ),
         (
             "processes_need_the_token",
             exposure::processes_need_the_token,
         ),
-        ("aggregates_name_nobody", exposure::aggregates_name_nobody),
+        (
+            "aggregates_name_no_process_or_cgroup",
+            exposure::aggregates_name_no_process_or_cgroup,
+        ),
         (
             "a_token_that_others_can_read_is_refused",
             exposure::a_token_that_others_can_read_is_refused,
@@ -69,16 +78,16 @@ fn main() -> ExitCode {
             users::users_see_their_own_processes,
         ),
         (
-            "the_unit_grants_what_observing_takes",
-            service::the_unit_grants_what_observing_takes,
+            "the_unit_grants_the_needed_capabilities",
+            service::the_unit_grants_the_needed_capabilities,
         ),
         (
             "the_unit_detaches_the_probes_of_a_killed_daemon",
             service::the_unit_detaches_the_probes_of_a_killed_daemon,
         ),
         (
-            "the_watchdog_is_fed_while_the_observer_publishes",
-            service::the_watchdog_is_fed_while_the_observer_publishes,
+            "the_watchdog_is_notified_while_the_observer_publishes",
+            service::the_watchdog_is_notified_while_the_observer_publishes,
         ),
         (
             "each_capability_is_needed",
@@ -92,18 +101,18 @@ fn main() -> ExitCode {
     let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
     zernel_testkit::main(trials.chain([
         trial(
-            "promtool_finds_nothing",
+            "promtool_accepts_the_metrics",
             &[needs[0], needs[1], prometheus::need_for_program("promtool")],
-            prometheus::promtool_finds_nothing,
+            prometheus::promtool_accepts_the_metrics,
         ),
         trial(
-            "prometheus_misses_nothing",
+            "prometheus_scrapes_every_series",
             &[
                 needs[0],
                 needs[1],
                 prometheus::need_for_program("prometheus"),
             ],
-            prometheus::prometheus_misses_nothing,
+            prometheus::prometheus_scrapes_every_series,
         ),
         trial(
             "root_in_a_pod_sees_its_pod",
@@ -121,9 +130,9 @@ fn main() -> ExitCode {
             service::systemd_understands_the_unit_of_the_scheduler,
         ),
         trial(
-            "the_sandbox_is_as_tight_as_documented",
+            "the_unit_has_the_documented_exposure_score",
             &[service::systemd_need()],
-            service::the_sandbox_is_as_tight_as_documented,
+            service::the_unit_has_the_documented_exposure_score,
         ),
         trial(
             "systemd_creates_the_user_of_the_unit",
@@ -136,9 +145,9 @@ fn main() -> ExitCode {
             a_bad_budget_is_wrong_usage,
         ),
         trial(
-            "a_token_for_nothing_is_wrong_usage",
+            "a_token_file_with_expose_all_is_wrong_usage",
             &[],
-            exposure::a_token_for_nothing_is_wrong_usage,
+            exposure::a_token_file_with_expose_all_is_wrong_usage,
         ),
     ]))
 }
@@ -259,7 +268,7 @@ fn a_socket_in_use_is_named() {
     assert!(daemon.get("/healthz").head.starts_with("HTTP/1.1 200"));
 }
 
-fn two_daemons_see_the_same() {
+fn two_daemons_count_the_same_launches() {
     let stage = Stage::new(Prologue::Push);
     let daemons = ["one", "two"].map(|name| {
         Daemon::start_as(
@@ -274,7 +283,7 @@ fn two_daemons_see_the_same() {
     }
 }
 
-fn a_stopped_daemon_leaves_nothing() {
+fn a_stopped_daemon_leaves_no_bpf_object() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(ZERNEL_PATH, &stage);
     let socket = daemon.socket.clone();
@@ -289,7 +298,7 @@ fn a_stopped_daemon_leaves_nothing() {
     target.let_exit();
 }
 
-fn a_killed_daemon_leaves_nothing_attached() {
+fn a_killed_daemon_leaves_no_bpf_object() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(ZERNEL_PATH, &stage);
     let first = start_launching_target(&stage, 5);

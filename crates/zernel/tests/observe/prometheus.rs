@@ -33,7 +33,7 @@ pub(crate) fn need_for_program(name: &'static str) -> Need {
     }
 }
 
-pub(crate) fn promtool_finds_nothing() {
+pub(crate) fn promtool_accepts_the_metrics() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(crate::ZERNEL_PATH, &stage);
     let target = start_launching_target(&stage, 5);
@@ -107,7 +107,7 @@ impl Drop for RunningPrometheus {
 }
 
 /// Every scrape succeeds, and every series of a process is in each of them.
-pub(crate) fn prometheus_misses_nothing() {
+pub(crate) fn prometheus_scrapes_every_series() {
     let seconds = env::var(SCRAPES_VARIABLE)
         .ok()
         .and_then(|text| text.parse().ok());

@@ -15,7 +15,7 @@ use zernel_testkit::daemon::{Daemon, zernel_command};
 use zernel_testkit::target::Stage;
 use zernel_testkit::{Need, StoppedThread};
 
-use crate::users::{pids_in_list, public_copy, start_launching_target_of};
+use crate::users::{copy_for_all_users, pids_in_list, start_launching_target_of};
 use crate::{exported_launches, start_launching_target};
 
 const OBSERVER_UNIT: &str = include_str!("../../../../deploy/zernel.service");
@@ -60,7 +60,7 @@ fn command_confined_as_unit(program: &Path, capabilities: &[&str]) -> Command {
     command
 }
 
-pub(crate) fn the_unit_grants_what_observing_takes() {
+pub(crate) fn the_unit_grants_the_needed_capabilities() {
     let mut bounds = unit_setting("CapabilityBoundingSet");
     bounds.sort_unstable();
     let mut granted = unit_capabilities();
@@ -69,7 +69,7 @@ pub(crate) fn the_unit_grants_what_observing_takes() {
     assert_eq!(unit_setting("NoNewPrivileges"), ["yes"]);
 
     let stage = Stage::new(Prologue::Push);
-    let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
+    let zernel = copy_for_all_users(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
     let runtime = stage.path().join("run");
     fs::create_dir(&runtime).expect("ours");
     chown(&runtime, Some(DAEMON_UID), Some(DAEMON_UID)).expect("we are root");
@@ -107,7 +107,7 @@ fn script_of_unit(name: &str, runtime: &Path) -> String {
 /// removed, although the daemon was killed.
 pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
     let stage = Stage::new(Prologue::Push);
-    let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
+    let zernel = copy_for_all_users(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
     let runtime = stage.path().join("run");
     fs::create_dir(&runtime).expect("ours");
     chown(&runtime, Some(DAEMON_UID), Some(DAEMON_UID)).expect("we are root");
@@ -153,7 +153,7 @@ fn observe_with_capabilities(program: &Path, capabilities: &[&str]) -> Output {
 
 pub(crate) fn each_capability_is_needed() {
     let stage = Stage::new(Prologue::Push);
-    let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
+    let zernel = copy_for_all_users(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
     let target = start_launching_target(&stage, 1);
     let output = observe_with_capabilities(&zernel, &unit_capabilities());
     let printed = String::from_utf8_lossy(&output.stderr);
@@ -194,7 +194,7 @@ fn receive_messages(manager: &UnixDatagram, time: Duration) -> Vec<String> {
 }
 
 /// A daemon whose observer stalls no longer notifies the service manager, which then restarts it.
-pub(crate) fn the_watchdog_is_fed_while_the_observer_publishes() {
+pub(crate) fn the_watchdog_is_notified_while_the_observer_publishes() {
     let stage = Stage::new(Prologue::Push);
     let socket = stage.path().join("notify");
     let manager = UnixDatagram::bind(&socket).expect("ours");
@@ -242,7 +242,7 @@ fn write_unit(folder: &Path, name: &str, text: &str) -> PathBuf {
 
 /// The documented score is that of systemd 252. Other versions of systemd may weigh settings differently, so a
 /// difference of one point is allowed.
-pub(crate) fn the_sandbox_is_as_tight_as_documented() {
+pub(crate) fn the_unit_has_the_documented_exposure_score() {
     const SECURITY_DOCUMENT: &str = include_str!("../../../../docs/security.md");
     let (_, rest) = SECURITY_DOCUMENT
         .split_once("exposure level is ")

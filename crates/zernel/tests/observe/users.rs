@@ -22,7 +22,7 @@ use crate::{exported_launches, start_launching_target};
 const NOBODY_UID: u32 = 65534;
 
 /// A copy of a program that every user can get to.
-pub(crate) fn public_copy(stage: &Stage, program: &Path, name: &str) -> PathBuf {
+pub(crate) fn copy_for_all_users(stage: &Stage, program: &Path, name: &str) -> PathBuf {
     fs::set_permissions(stage.path(), Permissions::from_mode(0o755)).expect("ours");
     let copy = stage.path().join(name);
     copy_program(program, &copy);
@@ -33,7 +33,7 @@ pub(crate) fn public_copy(stage: &Stage, program: &Path, name: &str) -> PathBuf 
 /// A target of another user, with a state of its own. Trials run at the same time and observe each other's targets, so
 /// each has a user of its own.
 pub(crate) fn start_launching_target_of(user: u32, stage: &Stage, rounds: u64) -> Target {
-    let program = public_copy(stage, &std::env::current_exe().expect("we run"), "target");
+    let program = copy_for_all_users(stage, &std::env::current_exe().expect("we run"), "target");
     let node = stage.path().join("node-of-user");
     fs::create_dir(&node).expect("ours");
     fs::set_permissions(&node, Permissions::from_mode(0o700)).expect("ours");
@@ -48,7 +48,7 @@ pub(crate) fn start_launching_target_of(user: u32, stage: &Stage, rounds: u64) -
 }
 
 /// Asks as another user. The kernel keeps the user id per thread, so a thread suffices to ask as another user.
-fn ask_as(user: u32, daemon: &Daemon, path: &str) -> HttpAnswer {
+fn request_as_user(user: u32, daemon: &Daemon, path: &str) -> HttpAnswer {
     let socket = daemon.socket.clone();
     let connect = thread::spawn(move || {
         set_thread_uid(Uid::from_raw(user)).expect("we are root");
@@ -72,28 +72,28 @@ pub(crate) fn users_see_their_own_processes() {
     daemon.wait_for_metrics_line(&exported_launches(nobody.pid(), 20));
     let (of_root, of_nobody) = (u64::from(root.pid()), u64::from(nobody.pid()));
 
-    let metrics = ask_as(NOBODY_UID, &daemon, "/metrics").body;
+    let metrics = request_as_user(NOBODY_UID, &daemon, "/metrics").body;
     assert!(metrics.contains(&exported_launches(nobody.pid(), 20)));
     assert!(!metrics.contains(&format!("pid=\"{of_root}\"")));
-    let quantiles = ask_as(NOBODY_UID, &daemon, "/metrics/quantiles").body;
+    let quantiles = request_as_user(NOBODY_UID, &daemon, "/metrics/quantiles").body;
     assert!(!quantiles.contains(&format!("pid=\"{of_root}\"")));
-    let snapshot = ask_as(NOBODY_UID, &daemon, "/api/v1/snapshot").body_as_json();
+    let snapshot = request_as_user(NOBODY_UID, &daemon, "/api/v1/snapshot").body_as_json();
     assert_eq!(pids_in_list(&snapshot["observed"]), [of_nobody]);
-    let ledger = ask_as(NOBODY_UID, &daemon, "/api/v1/ledger").body_as_json();
+    let ledger = request_as_user(NOBODY_UID, &daemon, "/api/v1/ledger").body_as_json();
     assert_eq!(pids_in_list(&ledger["processes"]), [of_nobody]);
     assert_eq!(ledger["files"], Value::Null);
 
-    let metrics = ask_as(0, &daemon, "/metrics").body;
+    let metrics = request_as_user(0, &daemon, "/metrics").body;
     assert!(metrics.contains(&exported_launches(nobody.pid(), 20)));
     assert!(metrics.contains(&exported_launches(root.pid(), 10)));
-    let ledger = ask_as(0, &daemon, "/api/v1/ledger").body_as_json();
+    let ledger = request_as_user(0, &daemon, "/api/v1/ledger").body_as_json();
     let listed = pids_in_list(&ledger["processes"]);
     assert!(listed.contains(&of_root) && listed.contains(&of_nobody));
 }
 
 pub(crate) fn missing_privilege_is_reported() {
     let stage = Stage::new(Prologue::Push);
-    let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
+    let zernel = copy_for_all_users(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
     let mut command = Command::new(zernel);
     let output = command
         .arg("observe")

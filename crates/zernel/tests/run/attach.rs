@@ -30,7 +30,7 @@ pub(crate) fn a_running_job_is_reported() {
     assert_eq!(output.status.code(), Some(0), "{printed}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["ended"], Value::Null);
-    assert_trains(&report, &printed);
+    assert_ranks_make_steps(&report, &printed);
     for rank in report["ranks"].as_array().unwrap() {
         assert_eq!(rank["still_running"], true, "{rank:#}");
         assert_eq!(rank["complete"], false, "{rank:#}");
@@ -44,7 +44,7 @@ pub(crate) fn a_running_job_is_reported() {
 }
 
 /// Whether two ranks were seen to make steps.
-fn assert_trains(report: &Value, printed: &str) {
+fn assert_ranks_make_steps(report: &Value, printed: &str) {
     let ranks = report["ranks"].as_array().unwrap();
     assert_eq!(ranks.len(), 2, "{printed}");
     for rank in ranks {
@@ -124,7 +124,7 @@ pub(crate) fn without_privilege_the_daemon_is_asked() {
         .unwrap_or_else(|error| panic!("{error}: {printed}"));
     assert_eq!(report["observing"]["by_daemon"], true, "{printed}");
     assert_eq!(output.status.code(), Some(0), "{printed}");
-    assert_trains(&report, &printed);
+    assert_ranks_make_steps(&report, &printed);
     running.stop();
 }
 

@@ -11,7 +11,7 @@ use crate::{NOBODY_UID, decode_output, zernel_command};
 const OTHER_UID: u32 = 65533;
 
 /// A folder of the caller of sudo.
-fn folder_of_sudo_caller() -> tempfile::TempDir {
+fn create_folder_of_sudo_caller() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     chown(folder.path(), Some(NOBODY_UID), Some(NOBODY_UID)).unwrap();
     folder
@@ -27,7 +27,7 @@ fn run_under_sudo(folder: &Path, options: &[&str]) -> Output {
 
 pub(crate) fn reports_belong_to_the_caller_of_sudo() {
     for as_root in [&[][..], &["--as-root"]] {
-        let folder = folder_of_sudo_caller();
+        let folder = create_folder_of_sudo_caller();
         // An earlier run as root left a report.
         fs::write(folder.path().join("page"), "an old one").unwrap();
         let options = [&["--json", "report", "--html", "page"][..], as_root].concat();
@@ -88,7 +88,7 @@ pub(crate) fn a_full_disk_keeps_the_older_report() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
-pub(crate) fn the_group_of_the_caller_is_never_roots() {
+pub(crate) fn reports_never_get_the_group_of_root() {
     let run = |user: u32| {
         let mut run = zernel_command();
         run.env("SUDO_UID", user.to_string()).env_remove("SUDO_GID");

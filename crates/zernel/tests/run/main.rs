@@ -22,20 +22,24 @@ fn main() -> ExitCode {
         trial("exit_codes_are_passed_on", &[], exit_codes_are_passed_on),
         trial("signals_are_passed_on", &[], signals_are_passed_on),
         trial(
-            "output_is_the_commands_alone",
+            "stdout_has_only_the_output_of_the_command",
             &[],
-            output_is_the_commands_alone,
+            stdout_has_only_the_output_of_the_command,
         ),
         trial(
             "a_narrow_terminal_gets_short_lines",
             &[],
             a_narrow_terminal_gets_short_lines,
         ),
-        trial("wrong_usage_runs_nothing", &[], wrong_usage_runs_nothing),
         trial(
-            "a_report_is_not_there_before_its_time",
+            "wrong_usage_does_not_run_the_command",
             &[],
-            a_report_is_not_there_before_its_time,
+            wrong_usage_does_not_run_the_command,
+        ),
+        trial(
+            "reports_are_written_after_the_command_exits",
+            &[],
+            reports_are_written_after_the_command_exits,
         ),
         trial(
             "an_ignored_signal_stays_ignored",
@@ -63,14 +67,14 @@ fn main() -> ExitCode {
             files::a_full_disk_keeps_the_older_report,
         ),
         trial(
-            "the_group_of_the_caller_is_never_roots",
+            "reports_never_get_the_group_of_root",
             &[root()],
-            files::the_group_of_the_caller_is_never_roots,
+            files::reports_never_get_the_group_of_root,
         ),
         trial(
-            "without_privilege_it_runs_all_the_same",
+            "without_privilege_the_command_still_runs",
             &[root()],
-            without_privilege_it_runs_all_the_same,
+            without_privilege_the_command_still_runs,
         ),
         trial(
             "a_program_without_training_has_no_verdict",
@@ -218,7 +222,7 @@ fn wait_for_output(child: &mut std::process::Child) {
     std::io::Read::read_exact(output, &mut byte).unwrap();
 }
 
-fn output_is_the_commands_alone() {
+fn stdout_has_only_the_output_of_the_command() {
     let output = zernel_command()
         .args(["run", "--", "sh", "-c", "cat; printf '%s' \"$MARK\""])
         .env("MARK", "from the environment")
@@ -257,7 +261,7 @@ fn a_narrow_terminal_gets_short_lines() {
     }
 }
 
-fn wrong_usage_runs_nothing() {
+fn wrong_usage_does_not_run_the_command() {
     for (options, complaint) in [
         (&["--htlm", "page"][..], "--htlm"),
         (&["--html", "/no/such/folder/page"], "/no/such/folder/page"),
@@ -273,7 +277,7 @@ fn wrong_usage_runs_nothing() {
     }
 }
 
-fn a_report_is_not_there_before_its_time() {
+fn reports_are_written_after_the_command_exits() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("page"), "an old one").unwrap();
     let output = zernel_command()
@@ -311,7 +315,7 @@ fn a_command_runs_as_the_caller_of_sudo() {
     assert!(run(&["--as-root"]).starts_with("0\n"));
 }
 
-fn without_privilege_it_runs_all_the_same() {
+fn without_privilege_the_command_still_runs() {
     // A folder that the user nobody cannot enter.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -371,7 +375,7 @@ fn a_training_job_is_reported() {
     let numbers: Vec<_> = ranks.iter().map(|rank| rank["rank"].as_u64()).collect();
     assert_eq!(numbers, [Some(0), Some(1)], "{report:#}");
     for rank in ranks {
-        assert_is_whole(rank);
+        assert_rank_is_observed_completely(rank);
     }
     // All ranks take part in the same collectives.
     assert_eq!(
@@ -389,7 +393,7 @@ fn a_training_job_is_reported() {
 }
 
 /// Checks that a rank was observed completely, and that its phases add up.
-fn assert_is_whole(rank: &Value) {
+fn assert_rank_is_observed_completely(rank: &Value) {
     let number = |value: &Value| value.as_f64().unwrap();
     let wall = number(&rank["wall_seconds"]);
     let phases = rank["phases"].as_object().unwrap();

@@ -124,7 +124,7 @@ pub(super) fn a_changed_configuration_is_applied() {
 
 /// A cgroup without the cpu controller is refused. A privileged cgroup that is removed and created again is
 /// privileged again.
-pub(super) fn a_privileged_cgroup_is_followed() {
+pub(super) fn a_recreated_cgroup_is_privileged_again() {
     let parent = Path::new("/sys/fs/cgroup/jobs");
     let cgroup = parent.join("training");
     let privilege = format!("cgroup={}", cgroup.display());
@@ -161,7 +161,7 @@ pub(super) fn a_privileged_cgroup_is_followed() {
 }
 
 /// With `--replace` the loaded scheduler ends, and the next one is loaded. Killed, it is unloaded.
-pub(super) fn a_newer_one_takes_its_place() {
+pub(super) fn replace_loads_the_newer_scheduler() {
     let mut older = start_scheduler(&[]);
     eventually_within(END_TIMEOUT, "statistics are published", || {
         fs::exists(STATISTICS_PATH).unwrap()
@@ -201,7 +201,7 @@ fn cause_ejection() {
 }
 
 /// After the second ejection the scheduler is not loaded a third time.
-pub(super) fn ejections_end_in_a_lock_out() {
+pub(super) fn the_scheduler_is_not_loaded_after_two_ejections() {
     let mut scheduler = start_scheduler(&["--restart", "1", "--watchdog-ms", "500"]);
     let printed = collect_stderr(&mut scheduler);
     cause_ejection();
@@ -215,7 +215,7 @@ pub(super) fn ejections_end_in_a_lock_out() {
 }
 
 /// `zernel run --sched` schedules while its command runs, and passes its exit code on.
-pub(super) fn a_command_has_its_scheduler() {
+pub(super) fn run_sched_schedules_while_its_command_runs() {
     // The command finds the scheduler loaded.
     let output = Command::new(ZERNEL_PATH)
         .args(["run", "--sched", "--", ZERNEL_PATH, "sched"])

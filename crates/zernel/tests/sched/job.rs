@@ -77,7 +77,7 @@ fn observe_beside_a_scheduler() -> Child {
 }
 
 /// While a scheduler reads the task states, an observer that ends leaves the maps to the next one.
-fn assert_pins_outlive(observer: &mut Child) {
+fn assert_pins_outlive_observer(observer: &mut Child) {
     stop_scheduler(observer);
     let pin = Path::new(PIN_DIRECTORY).join(HEARTBEAT_PIN);
     assert!(pin.exists(), "the observer removed {}", pin.display());
@@ -106,11 +106,11 @@ fn metrics_show_the_scheduler() {
 }
 
 /// The observer ends beside a scheduler, which reports that no observer runs.
-pub(super) fn the_observer_is_missed() {
+pub(super) fn a_missing_observer_is_reported() {
     let mut observer = observe_beside_a_scheduler();
     let mut scheduler = start_scheduler(&["--privilege", "all"]);
     let printed = collect_stderr(&mut scheduler);
-    assert_pins_outlive(&mut observer);
+    assert_pins_outlive_observer(&mut observer);
     wait_for_text(&printed, "no observer runs, so no thread goes first");
     stop_scheduler(&mut scheduler);
     wait_for_sched_ext_state("disabled", END_TIMEOUT);
@@ -130,7 +130,7 @@ pub(super) fn jobs_are_compared_and_privileged() {
         let output = Command::new(ZERNEL_PATH).arg("ps").output().unwrap();
         String::from_utf8_lossy(&output.stdout).contains("trainer")
     });
-    a_ratio_is_printed();
+    ab_prints_a_ratio();
     assert!(end_by_signal(&mut training, Signal::INT).success());
 
     let mut run = Command::new(ZERNEL_PATH)
@@ -155,7 +155,7 @@ pub(super) fn jobs_are_compared_and_privileged() {
     });
     assert_eq!(sched_ext_state(), "enabled");
     privilege_outlives_drifting_clocks();
-    assert_pins_outlive(&mut observer);
+    assert_pins_outlive_observer(&mut observer);
     let status = end_by_signal(&mut run, Signal::INT);
     wait_for_text(&printed, "critical threads: preempting");
     wait_for_text(&printed, "the scheduler is unloaded");
@@ -190,7 +190,7 @@ fn set_clock_tick(tick: u32) {
 }
 
 /// Two pairs of blocks.
-fn a_ratio_is_printed() {
+fn ab_prints_a_ratio() {
     let output = Command::new(ZERNEL_PATH)
         .args(["sched", "--privilege", "all", "--ab", "8s", "--block", "2s"])
         .output()

@@ -80,7 +80,7 @@ at_ms = 4000
 action = { set = { name = "trainer", cpus = [0, 1, 2, 3] } }
 "#;
 /// The CPUs of the second NUMA node in that scenario.
-const SECOND_NODE: [usize; 2] = [2, 3];
+const CPUS_OF_SECOND_NODE: [usize; 2] = [2, 3];
 
 /// A shell script for the guest: runs every plan and removes the plan's cgroups.
 const RUN_PLANS_SCRIPT: &str = r#"
@@ -103,11 +103,11 @@ wait
 const SCENARIO_SEED: u64 = 1;
 /// What the guarantee leaves to the noise of the trainers: half of the share of one cgroup in four, the observer's included,
 /// of four CPUs.
-const GUARANTEED_CPUS: f64 = 0.5;
+const GUARANTEED_NOISE_CPUS: f64 = 0.5;
 /// The group of `fakers` with the privileged thread that only pretends to train.
-const FAKER: &str = "first-faker";
+const FAKER_GROUP_NAME: &str = "first-faker";
 /// What a tenant may get beyond its share by a thread that only pretends to train.
-const LARGEST_GAIN: f64 = 0.02;
+const MAX_GAIN_BY_FAKER: f64 = 0.02;
 
 /// A scenario and the scheduler that it runs under.
 type PlannedRun = (Scenario, SchedulerChoice);
@@ -122,21 +122,21 @@ fn shipped_scenario(name: &str) -> PlannedRun {
 }
 
 /// Boots once and runs all. A run that the emulator disturbed is repeated in a boot of its own.
-fn run_together(runs: &[PlannedRun]) -> Vec<RunResult> {
+fn run_in_one_boot(runs: &[PlannedRun]) -> Vec<RunResult> {
     let Some(results) = boot_and_run(runs, RUN_PLANS_SCRIPT, SCENARIO_SEED) else {
-        return runs.iter().map(run_alone).collect();
+        return runs.iter().map(run_in_own_boot).collect();
     };
     let results = runs
         .iter()
         .zip(results)
         .map(|(run, result)| match result.verdict() {
-            Verdict::Inconclusive => run_alone(run),
+            Verdict::Inconclusive => run_in_own_boot(run),
             _ => result,
         });
     results.collect()
 }
 
-fn run_alone((scenario, scheduler): &PlannedRun) -> RunResult {
+fn run_in_own_boot((scenario, scheduler): &PlannedRun) -> RunResult {
     ScenarioRun::new(scenario.clone(), scheduler.clone())
         .guest_program(ZERNEL_PATH)
         .seed(SCENARIO_SEED + 1)
@@ -231,7 +231,7 @@ pub(super) fn scenarios_pass() {
     let results: Vec<RunResult> = thread::scope(|scope| {
         let boots = boots
             .each_ref()
-            .map(|runs| scope.spawn(|| run_together(runs)));
+            .map(|runs| scope.spawn(|| run_in_one_boot(runs)));
         boots
             .into_iter()
             .flat_map(|boot| boot.join().unwrap())
@@ -247,12 +247,12 @@ pub(super) fn scenarios_pass() {
     }
     // A trainer blocks while threads of its process wait for a CPU: its backward thread, for example.
     assert!(sum_printed_after(trained, "raised ") > 0, "{trained}");
-    let noise = cpus_of(trained, "noise");
-    assert!(noise >= GUARANTEED_CPUS, "{noise:.3} CPUs: {trained}");
+    let noise = cpus_used_by_group(trained, "noise");
+    assert!(noise >= GUARANTEED_NOISE_CPUS, "{noise:.3} CPUs: {trained}");
 }
 
 /// The CPUs that a group used.
-fn cpus_of(result: &RunResult, name: &str) -> f64 {
+fn cpus_used_by_group(result: &RunResult, name: &str) -> f64 {
     let figures = result.figures.as_ref().expect("the machine ran");
     let group = figures.groups.iter().find(|group| group.name == name);
     let group = group.expect("the scenario has this group");
@@ -263,14 +263,17 @@ fn cpus_of(result: &RunResult, name: &str) -> f64 {
 pub(super) fn threads_run_on_the_node_of_their_gpu() {
     let scenario = Scenario::parse(GPU_NODE_SCENARIO, "gpu-node.toml").unwrap();
     let scheduler = SchedulerChoice::Zernel(["--gpu-nodes", "1"].map(str::to_owned).to_vec());
-    let result = run_alone(&(scenario, scheduler));
+    let result = run_in_own_boot(&(scenario, scheduler));
     assert_eq!(result.verdict(), Verdict::Pass, "{result}");
     let figures = result.figures.as_ref().expect("the machine ran");
     let trainer = figures
         .find_group("trainer")
         .expect("it is in the scenario");
     let cpus = &trainer.cpus_used;
-    assert!(SECOND_NODE.iter().any(|cpu| cpus.contains(cpu)), "{cpus:?}");
+    assert!(
+        CPUS_OF_SECOND_NODE.iter().any(|cpu| cpus.contains(cpu)),
+        "{cpus:?}"
+    );
     let moves = sum_printed_after(&result, "NUMA node of their GPU");
     assert!(moves * 10 < trainer.rounds, "{moves} moves: {result}");
 }
@@ -279,25 +282,25 @@ pub(super) fn threads_run_on_the_node_of_their_gpu() {
 /// whole: the tenant's spinners pay for what the thread takes.
 pub(super) fn a_tenant_pays_for_its_faker() {
     let (scenario, _) = shipped_scenario("fakers");
-    is_paid_for(scenario);
+    assert_tenant_pays_for_faker(scenario);
 }
 
 /// A tenant also pays for a faking thread that may use one CPU only.
 pub(super) fn a_tenant_pays_for_a_pinned_faker() {
     let (mut scenario, _) = shipped_scenario("fakers");
     for group in &mut scenario.groups {
-        if group.name == FAKER {
+        if group.name == FAKER_GROUP_NAME {
             group.affinity = Affinity::Exact([0].into());
         }
     }
-    is_paid_for(scenario);
+    assert_tenant_pays_for_faker(scenario);
 }
 
 /// Runs `fakers` with its first cgroup privileged. The faker has a CPU to itself, and its tenant no more than its share.
-fn is_paid_for(scenario: Scenario) {
+fn assert_tenant_pays_for_faker(scenario: Scenario) {
     let arguments = ["--privilege", "cgroup=/sys/fs/cgroup/first"];
     let privileged = SchedulerChoice::Zernel(arguments.map(str::to_owned).to_vec());
-    let result = run_alone(&(scenario, privileged));
+    let result = run_in_own_boot(&(scenario, privileged));
     let figures = result.figures.as_ref().expect("the machine ran");
     let groups = || figures.groups.iter();
     let tenant = groups().filter(|group| group.name.starts_with("first-"));
@@ -305,8 +308,8 @@ fn is_paid_for(scenario: Scenario) {
     let all: u64 = groups().map(|group| group.cpu_ns).sum();
     // The weights of the three cgroups are 200, 100 and 100.
     let gain = got as f64 / (all as f64 / 2.0) - 1.0;
-    assert!(gain <= LARGEST_GAIN, "gain {gain:.4}: {result}");
-    let cpus = cpus_of(&result, FAKER);
+    assert!(gain <= MAX_GAIN_BY_FAKER, "gain {gain:.4}: {result}");
+    let cpus = cpus_used_by_group(&result, FAKER_GROUP_NAME);
     assert!(cpus > 0.9, "critical threads go first: {cpus:.3} CPUs");
 }
 
@@ -427,7 +430,7 @@ pub(super) fn tiny_weights_do_not_wait_for_ever() {
             scope.spawn(move || {
                 let scenario = Scenario::parse(text, name).unwrap();
                 let arguments = ["--watchdog-ms", "1000"].map(str::to_owned).to_vec();
-                let result = run_alone(&(scenario, SchedulerChoice::Zernel(arguments)));
+                let result = run_in_own_boot(&(scenario, SchedulerChoice::Zernel(arguments)));
                 assert_eq!(result.verdict(), Verdict::Pass, "{result}");
                 assert!(sum_printed_after(&result, "aged ") > 0, "{result}");
             });
@@ -438,10 +441,10 @@ pub(super) fn tiny_weights_do_not_wait_for_ever() {
 pub(super) fn critical_threads_take_turns() {
     let scenario = Scenario::parse(CRITICAL_THREADS_SCENARIO, "critical.toml").unwrap();
     let arguments = ["--privilege", "all"].map(str::to_owned).to_vec();
-    let result = run_alone(&(scenario, SchedulerChoice::Zernel(arguments)));
+    let result = run_in_own_boot(&(scenario, SchedulerChoice::Zernel(arguments)));
     assert_eq!(result.verdict(), Verdict::Pass, "{result}");
     // Five threads share two CPUs.
-    let cpus = cpus_of(&result, "free");
+    let cpus = cpus_used_by_group(&result, "free");
     assert!(cpus > 0.3, "{cpus:.3} CPUs: {result}");
 }
 
@@ -475,7 +478,7 @@ const LONGEST_OBSERVER_WAIT_NS: u64 = 200_000_000;
 pub(super) fn the_observer_does_not_starve() {
     let scenario = Scenario::parse(BUSY_OBSERVER_SCENARIO, "busy-observer.toml").unwrap();
     let arguments = ["--privilege", "all", "--guarantee", "0.1"].map(str::to_owned);
-    let result = run_alone(&(scenario, SchedulerChoice::Zernel(arguments.to_vec())));
+    let result = run_in_own_boot(&(scenario, SchedulerChoice::Zernel(arguments.to_vec())));
     assert_eq!(result.verdict(), Verdict::Pass, "{result}");
     let figures = result.figures.as_ref().expect("the machine ran");
     let wait_ns = figures.observer_longest_wait_ns.expect("an observer ran");
@@ -485,7 +488,7 @@ pub(super) fn the_observer_does_not_starve() {
     );
     let output = &figures.scheduler.output;
     assert!(!output.contains("no observer runs"), "{output}");
-    let cpus = cpus_of(&result, "critical");
+    let cpus = cpus_used_by_group(&result, "critical");
     assert!(cpus > 1.7, "{cpus:.3} CPUs: {result}");
 }
 
@@ -569,7 +572,7 @@ pub(super) fn spinning_ranks_lend_their_cpus() {
         .to_vec();
     let disturbed = Scenario::parse(DISTURBED_RANKS_SCENARIO, "disturbed-ranks.toml").unwrap();
     runs.push((disturbed, choice(&["--privilege", "all", "--lend"])));
-    let results = run_together(&runs);
+    let results = run_in_one_boot(&runs);
     for result in &results {
         assert_eq!(result.verdict(), Verdict::Pass, "{result}");
     }

@@ -1,15 +1,15 @@
 //! Compares the verdict of `zernel run` with the known bottlenecks of jobs, and with programs that do not train.
 
-mod other;
 mod steps;
 mod torch;
+mod without_training;
 
 use std::process::{Command, ExitCode, Output};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 use zernel_ebpf::capability::Capability;
-use zernel_testjob::{Bottleneck, Job, JobPlan, LoadMethod, SlownessCause, run_part_of_job};
+use zernel_testjob::{Bottleneck, Job, JobPlan, LoadMethod, SlownessCause, run_job_process};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial};
 
@@ -23,7 +23,7 @@ fn seeds_to_run() -> std::ops::Range<u64> {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = run_part_of_job() {
+    if let Some(code) = run_job_process() {
         return code.into();
     }
     let observing = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
@@ -31,13 +31,13 @@ fn main() -> ExitCode {
         let name = move |seed| format!("{}_{seed}_is_found", cause.name().replace('-', "_"));
         seeds_to_run().map(move |seed| {
             trial(&name(seed), &observing, move || {
-                check_verdict(JobPlan::new(cause, seed));
+                assert_expected_verdict(JobPlan::new(cause, seed));
             })
         })
     });
     let more = [
         trial("a_job_with_pauses_gets_its_verdict", &observing, || {
-            check_verdict(plan_with_pauses(&JobPlan::new(Bottleneck::Gpu, 0)));
+            assert_expected_verdict(plan_with_pauses(&JobPlan::new(Bottleneck::Gpu, 0)));
         }),
         trial(
             "busy_background_threads_are_no_bottleneck",
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
             overlapping_collectives_are_mentioned,
         ),
     ];
-    let other = other::other_trials(&observing).into_iter();
+    let other = without_training::trials_without_training(&observing).into_iter();
     let other = other.chain(steps::step_trials(&observing));
     let other = other.chain(torch::torch_trials(&observing));
     zernel_testkit::main(jobs.chain(more).chain(other))
@@ -96,7 +96,7 @@ fn report_on_job_with_probes(job: &Job, libraries: &[&str]) -> (Value, String) {
 
 /// The phases of a rank are found although busy background threads leave no CPU idle.
 fn busy_background_threads_are_no_bottleneck() {
-    let report = check_verdict(JobPlan {
+    let report = assert_expected_verdict(JobPlan {
         busy_threads: 3,
         ..JobPlan::new(Bottleneck::Host, 0)
     });
@@ -107,7 +107,7 @@ fn busy_background_threads_are_no_bottleneck() {
     }
 }
 
-fn check_verdict(plan: JobPlan) -> Value {
+fn assert_expected_verdict(plan: JobPlan) -> Value {
     let job = Job::new(plan).unwrap();
     let (report, printed) = report_on_job(&job);
     let verdict = &report["verdict"];
@@ -127,7 +127,7 @@ fn check_verdict(plan: JobPlan) -> Value {
 fn plan_with_pauses(plan: &JobPlan) -> JobPlan {
     JobPlan {
         steps: plan.steps / 2,
-        accumulate: 2,
+        micro_batches_per_step: 2,
         evaluate_every: 10,
         evaluate_batches: 5,
         checkpoint_every: 15,
@@ -140,7 +140,7 @@ fn plan_with_pauses(plan: &JobPlan) -> JobPlan {
 /// The work of a GPU during a wait is unknown, so the verdict must mention that it may be collectives.
 fn overlapping_collectives_are_mentioned() {
     let plan = JobPlan {
-        overlaps: true,
+        overlaps_reductions: true,
         ..JobPlan::new(Bottleneck::Communication, 0)
     };
     let (report, printed) = report_on_job(&Job::new(plan).unwrap());
@@ -162,7 +162,7 @@ fn expected_bottleneck(plan: &JobPlan) -> (&'static str, &'static str) {
         LoadMethod::Sleep => "other-data",
     };
     match plan.cause {
-        Bottleneck::LoaderCpu | Bottleneck::LoaderFetch => ("input", loading(plan.load)),
+        Bottleneck::LoaderCpu | Bottleneck::LoaderFetch => ("input", loading(plan.load_method)),
         Bottleneck::Gpu => ("gpu", "gpu"),
         Bottleneck::Communication => ("communication", "communication"),
         Bottleneck::CpuNoise => ("cpu-scheduler", "cpu-delay"),
@@ -170,11 +170,11 @@ fn expected_bottleneck(plan: &JobPlan) -> (&'static str, &'static str) {
         Bottleneck::Straggler => {
             let how = plan.slow.expect("a straggler").how;
             let part = match how {
-                SlownessCause::Prepares => "prepare",
-                SlownessCause::Fetches => "fetch",
-                SlownessCause::Computes => "gpu",
-                SlownessCause::Launches => "host",
-                SlownessCause::Delayed => "cpu-delay",
+                SlownessCause::SlowLoaderCpu => "prepare",
+                SlownessCause::SlowStorage => "fetch",
+                SlownessCause::SlowKernels => "gpu",
+                SlownessCause::SlowLaunches => "host",
+                SlownessCause::BusyCpu => "cpu-delay",
             };
             ("straggler", part)
         }

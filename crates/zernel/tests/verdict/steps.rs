@@ -13,7 +13,7 @@ type PlanChange = fn(&mut JobPlan);
 const LOOP_KINDS: [(&str, PlanChange); 6] = [
     ("plain", |_| {}),
     ("accumulating", |plan| {
-        plan.accumulate = 4;
+        plan.micro_batches_per_step = 4;
         plan.steps = 40;
     }),
     ("evaluating", |plan| {
@@ -24,7 +24,7 @@ const LOOP_KINDS: [(&str, PlanChange); 6] = [
         plan.checkpoint_every = 25;
         plan.checkpoint_bytes = 128 << 20;
     }),
-    ("overlapping", |plan| plan.overlaps = true),
+    ("overlapping", |plan| plan.overlaps_reductions = true),
     // No gradients are reduced: only batches separate steps.
     ("alone", |plan| {
         plan.ranks = 1;

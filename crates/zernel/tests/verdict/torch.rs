@@ -79,17 +79,17 @@ pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 10] {
 }
 
 /// One rank of PyTorch without collectives.
-fn announcing_plan(accumulate: u32) -> JobPlan {
+fn announcing_plan(micro_batches_per_step: u32) -> JobPlan {
     JobPlan {
         ranks: 1,
         buckets: 0,
-        torch: true,
-        accumulate,
+        announces_as_pytorch: true,
+        micro_batches_per_step,
         launches: 10,
         launch_us: 60,
         kernel_us: 150,
         optimizer_launches: 20,
-        steps: 400 / accumulate,
+        steps: 400 / micro_batches_per_step,
         ..JobPlan::new(Bottleneck::Gpu, 4)
     }
 }
@@ -146,7 +146,7 @@ fn inference_has_no_optimizer_step() {
     let plan = JobPlan {
         ranks: 1,
         buckets: 0,
-        infers: true,
+        only_infers: true,
         launches: 100,
         launch_us: 40,
         kernel_us: 3,
@@ -171,8 +171,8 @@ fn tensors_without_layers_have_no_verdict() {
         let plan = JobPlan {
             ranks: 1,
             buckets: 0,
-            torch: true,
-            infers: true,
+            announces_as_pytorch: true,
+            only_infers: true,
             has_layers,
             launches: 100,
             launch_us: 40,
@@ -235,7 +235,7 @@ fn sleeping_loaders_need_more_workers() {
     let plan = JobPlan {
         ranks: 1,
         buckets: 0,
-        load: LoadMethod::Sleep,
+        load_method: LoadMethod::Sleep,
         loaders: 1,
         load_us: 25_000,
         steps: 100,

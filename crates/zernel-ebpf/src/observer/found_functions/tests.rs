@@ -44,7 +44,7 @@ fn completed_names(kind: LibraryKind) -> impl Iterator<Item = String> {
     let rows = SYMBOLS.iter().filter(move |row| row.library == kind);
     rows.flat_map(|row| {
         let names = row.names.iter();
-        names.map(|name| match row.by_prefix {
+        names.map(|name| match row.is_found_by_prefix {
             true => format!("{name}RKSt6vector"),
             false => (*name).to_owned(),
         })

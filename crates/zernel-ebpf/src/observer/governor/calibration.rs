@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::ProbeCost;
 use crate::capability::{offset_in_own_executable, without_libbpf_messages};
-use crate::observer::kernel::{Kernel, ProbeTarget};
+use crate::observer::kernel::{KernelPrograms, ProbeTarget};
 use crate::probes::SYMBOLS;
 
 /// The function that calibration probes and calls. Its first instruction is that of a function of the CUDA driver.
@@ -35,16 +35,16 @@ const FALLBACK_CALL_COST_NS: f64 = 4000.0;
 const MIN_CALL_COST_NS: f64 = 400.0;
 
 /// The cost of a probed call: how much longer it takes than a call without a probe.
-pub(super) fn measure_call_cost(kernel: &Kernel) -> ProbeCost {
-    try_to_measure(kernel).unwrap_or(ProbeCost {
+pub(super) fn measure_call_cost(kernel: &KernelPrograms) -> ProbeCost {
+    try_measure_call_cost(kernel).unwrap_or(ProbeCost {
         ns_per_call: FALLBACK_CALL_COST_NS,
         ns_per_call_contended: FALLBACK_CALL_COST_NS,
-        threads: 1,
-        windows: 0,
+        calibration_threads: 1,
+        sampling_windows: 0,
     })
 }
 
-fn try_to_measure(kernel: &Kernel) -> Option<ProbeCost> {
+fn try_measure_call_cost(kernel: &KernelPrograms) -> Option<ProbeCost> {
     let symbol = SYMBOLS
         .iter()
         .position(|row| row.name() == "cuLaunchKernel")?;
@@ -62,8 +62,8 @@ fn try_to_measure(kernel: &Kernel) -> Option<ProbeCost> {
         ns_per_call: (TOTAL_COST_FACTOR * (ns_per_call(1) - plain)).max(MIN_CALL_COST_NS),
         ns_per_call_contended: (TOTAL_COST_FACTOR * (ns_per_call(threads) - plain_contended))
             .max(MIN_CALL_COST_NS),
-        threads,
-        windows: 0,
+        calibration_threads: threads,
+        sampling_windows: 0,
     };
     drop(links);
     Some(cost)

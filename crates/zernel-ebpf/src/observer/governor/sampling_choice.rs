@@ -93,8 +93,9 @@ mod tests {
             .map(|(name, share)| (symbol_index(name), share * TEST_BUDGET))
             .collect();
         let share = costs.iter().map(|(_, cost)| cost).sum();
-        let (sampled, _) =
-            choose_sampled(costs, share, TEST_BUDGET, |symbol| SYMBOLS[symbol].frequent);
+        let (sampled, _) = choose_sampled(costs, share, TEST_BUDGET, |symbol| {
+            SYMBOLS[symbol].is_frequent
+        });
         sampled
             .iter()
             .map(|symbol| SYMBOLS[*symbol].name())

@@ -11,7 +11,7 @@ use super::{GovernedParts, Governor};
 use crate::discovery::ProcessKey;
 use crate::observer::attached_files::{self, AttachedFile};
 use crate::observer::attachment::LibraryAttachments;
-use crate::observer::kernel::Kernel;
+use crate::observer::kernel::KernelPrograms;
 use crate::observer::monotonic_ns;
 use crate::observer::process::{ObservedProcess, window_length_for_steps};
 use crate::observer::process_table::ProcessTable;
@@ -37,7 +37,7 @@ pub(super) struct WindowSchedule {
     /// Earliest start of the next window, even if the budget has credit for an earlier one.
     earliest_opening: Instant,
     /// When the budget will have paid for all windows so far.
-    paid_at: Instant,
+    budget_paid_at: Instant,
     /// When the open window closes.
     closes_at: Option<Instant>,
     /// When the last window opened, in nanoseconds of CLOCK_MONOTONIC.
@@ -51,7 +51,7 @@ impl WindowSchedule {
         Self {
             next_opening: None,
             earliest_opening: now,
-            paid_at: now,
+            budget_paid_at: now,
             closes_at: None,
             from_ns: 0,
             counted_from_ns: 0,
@@ -65,7 +65,7 @@ impl WindowSchedule {
 
     /// Opens the next window as soon as the budget allows with this credit, if that is earlier than planned.
     fn bring_forward(&mut self, credit: Duration) {
-        let on_credit = self.paid_at.checked_sub(credit);
+        let on_credit = self.budget_paid_at.checked_sub(credit);
         let earliest = on_credit.map_or(self.earliest_opening, |on| on.max(self.earliest_opening));
         self.next_opening = self.next_opening.map(|next| next.min(earliest));
     }
@@ -77,7 +77,7 @@ impl WindowSchedule {
         let jitter = 0.5 + fastrand::f64();
         let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
         let now = Instant::now();
-        self.paid_at = self.paid_at.max(now) + pause(duty);
+        self.budget_paid_at = self.budget_paid_at.max(now) + pause(duty);
         self.earliest_opening = now + pause(MAX_WINDOW_SHARE);
         self.next_opening = Some(now + pause(duty).mul_f64(PRECISE_PAUSE_FACTOR));
     }
@@ -122,16 +122,16 @@ impl WindowSpans {
 
 impl Governor {
     pub(in crate::observer) fn is_window_open(&self) -> bool {
-        self.windows.closes_at.is_some()
+        self.window_schedule.closes_at.is_some()
     }
 
     /// The time at which the next window opens or the open window closes.
     pub(in crate::observer) fn next_window_change(&self) -> Option<Instant> {
         let next = self
-            .windows
+            .window_schedule
             .next_opening
-            .filter(|_| !self.sampled.is_empty());
-        self.windows.closes_at.or(next)
+            .filter(|_| !self.sampled_functions.is_empty());
+        self.window_schedule.closes_at.or(next)
     }
 
     /// Opens or closes a sampling window if that is due. Returns the links of a closed window, which the caller drops
@@ -151,13 +151,13 @@ impl Governor {
         // Step times may be known only now, and steps are slower while probed. So the length of the window is
         // computed again.
         self.read_step_marks(governed);
-        let open_for = Duration::from_nanos(monotonic_ns() - self.windows.from_ns);
+        let open_for = Duration::from_nanos(monotonic_ns() - self.window_schedule.from_ns);
         let length = window_length(governed.processes);
         let mut processes = governed.processes.running.values();
         let lacks_step =
             processes.any(|one| !one.misses_window && one.counts.lacks_whole_step(&one.steps));
         if open_for < length || (open_for < 2 * length && lacks_step) {
-            self.windows.closes_at = Some(Instant::now() + length / 4);
+            self.window_schedule.closes_at = Some(Instant::now() + length / 4);
             return Vec::new();
         }
         self.close_window(governed)
@@ -166,13 +166,14 @@ impl Governor {
     /// Opens a window: attaches probes to all sampled functions. A process without these probes has no window.
     fn open_window(&mut self, governed: &mut GovernedParts<'_>) {
         let kernel = governed.kernel;
-        if !governed.is_off {
+        if !governed.are_probes_off {
             attached_files::attach_for_window(kernel, governed.attachment.files.iter_mut());
             self.read_step_marks(governed);
             note_missed_windows(governed);
         }
-        if governed.is_off || !has_window(&governed.attachment.files) {
-            self.windows.next_opening = Some(Instant::now() + MIN_WINDOW.div_f64(MAX_WINDOW_SHARE));
+        if governed.are_probes_off || !has_window(&governed.attachment.files) {
+            self.window_schedule.next_opening =
+                Some(Instant::now() + MIN_WINDOW.div_f64(MAX_WINDOW_SHARE));
             return;
         }
         let now_ns = monotonic_ns();
@@ -182,17 +183,19 @@ impl Governor {
             let steps = &mut process.steps;
             process.counts.open_window(&counters, now_ns, steps);
         }
-        self.windows.from_ns = monotonic_ns();
-        kernel.open_window(true);
+        self.window_schedule.from_ns = monotonic_ns();
+        kernel.set_window_open(true);
         if self.samples_events() {
             self.restart_event_tracking(kernel);
         }
-        self.windows.counted_from_ns = monotonic_ns();
+        self.window_schedule.counted_from_ns = monotonic_ns();
         let processes = governed.processes.running.values_mut();
         for process in processes.filter(|process| !process.misses_window) {
-            process.window_spans.open(self.windows.counted_from_ns);
+            process
+                .window_spans
+                .open(self.window_schedule.counted_from_ns);
         }
-        self.windows.closes_at = Some(Instant::now() + window_length(governed.processes));
+        self.window_schedule.closes_at = Some(Instant::now() + window_length(governed.processes));
     }
 
     /// Since when calls have been counted in the window that is open for a process; `None` if none is.
@@ -202,7 +205,7 @@ impl Governor {
         attachment: &LibraryAttachments,
     ) -> Option<u64> {
         let is_open = self.is_window_open() && !misses_window(process, attachment);
-        is_open.then_some(self.windows.counted_from_ns)
+        is_open.then_some(self.window_schedule.counted_from_ns)
     }
 
     /// Closes the sampling window, if one is open. Returns the window's links: dropping them detaches the probes,
@@ -223,18 +226,18 @@ impl Governor {
                 false => process.window_spans.close_span(monotonic_ns()),
             }
         }
-        kernel.open_window(false);
+        kernel.set_window_open(false);
         let to_ns = monotonic_ns();
         // Steps of every process up to the end of the window.
         self.read_step_marks(governed);
-        self.windows.closes_at = None;
-        self.cost.windows += 1;
+        self.window_schedule.closes_at = None;
+        self.cost.sampling_windows += 1;
         for (handle, process) in &mut governed.processes.running {
             let counters = kernel.call_counters(*handle);
             self.close_window_of(process, &counters, to_ns);
         }
-        let length = Duration::from_nanos(to_ns - self.windows.from_ns);
-        self.windows
+        let length = Duration::from_nanos(to_ns - self.window_schedule.from_ns);
+        self.window_schedule
             .plan_next(length, self.allowed_window_share(governed.processes));
         self.bring_window_forward(governed.processes);
         let files = governed.attachment.files.iter_mut();
@@ -248,9 +251,9 @@ impl Governor {
         counters: &layout::Counters,
         to_ns: u64,
     ) {
-        let from_ns = self.windows.from_ns;
+        let from_ns = self.window_schedule.from_ns;
         if to_ns > from_ns {
-            let cost_ns = self.call_ns(process);
+            let cost_ns = self.probed_call_ns(process);
             process.close_window(counters, (from_ns, to_ns), cost_ns);
         }
     }
@@ -259,13 +262,13 @@ impl Governor {
     fn allowed_window_share(&self, processes: &ProcessTable) -> f64 {
         let budget = self.options.budget;
         let duties = processes.running.values().map(|process| {
-            let sampled = self.sampled.keys();
+            let sampled = self.sampled_functions.keys();
             let calls: f64 = sampled
                 .map(|symbol| process.counts.sampled_rate(*symbol))
                 .sum();
             let left = budget - process.overhead.permanent_cost;
             let left = left.max(budget * (1.0 - BUDGET_SHARE_OF_PERMANENT_PROBES));
-            window_share(calls * self.call_ns(process) / 1e9, left)
+            window_share(calls * self.probed_call_ns(process) / 1e9, left)
         });
         duties.fold(MAX_WINDOW_SHARE, f64::min)
     }
@@ -280,9 +283,9 @@ impl Governor {
         let lacks_interval = |one: &&ObservedProcess| one.counts.lacks_interval(&one.steps);
         let is_precise = |one: &&ObservedProcess| one.counts.has_precise_estimates(&one.steps);
         if watched.iter().any(lacks_interval) {
-            self.windows.bring_forward(CREDIT_FOR_INTERVAL);
+            self.window_schedule.bring_forward(CREDIT_FOR_INTERVAL);
         } else if !watched.iter().all(is_precise) {
-            self.windows.bring_forward(WINDOW_CREDIT);
+            self.window_schedule.bring_forward(WINDOW_CREDIT);
         }
     }
 }
@@ -304,7 +307,7 @@ fn note_missed_windows(governed: &mut GovernedParts<'_>) {
 
 /// Sets whether a process has no window, for the kernel too.
 pub(in crate::observer) fn set_misses_window(
-    kernel: &Kernel,
+    kernel: &KernelPrograms,
     handle: u32,
     process: &mut ObservedProcess,
     misses: bool,

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use libbpf_rs::{Link, UprobeMultiOpts, UprobeOpts};
 
-use super::{Kernel, ProbeTarget, Rung};
+use super::{KernelPrograms, ProbeTarget, UprobeKind};
 use crate::child_task::TakeLink;
 use crate::probes::SYMBOLS;
 
-impl Kernel {
+impl KernelPrograms {
     /// Attaches probes to functions of one file. Dropping the links detaches the probes.
     pub(crate) fn attach_probes(
         &self,
@@ -16,7 +16,7 @@ impl Kernel {
         targets: &[ProbeTarget],
     ) -> libbpf_rs::Result<Vec<Link>> {
         let mut links = Vec::new();
-        self.attach_each(file, targets, &mut |link| {
+        self.attach_and_pass_links(file, targets, &mut |link| {
             links.push(link);
             Ok(())
         })?;
@@ -24,7 +24,7 @@ impl Kernel {
     }
 
     /// Attaches probes to functions of one file, and passes each link on as soon as there is one.
-    pub(crate) fn attach_each(
+    pub(crate) fn attach_and_pass_links(
         &self,
         file: &Path,
         targets: &[ProbeTarget],
@@ -32,31 +32,33 @@ impl Kernel {
     ) -> libbpf_rs::Result<()> {
         let (markers, calls): (Vec<ProbeTarget>, Vec<ProbeTarget>) = targets
             .iter()
-            .partition(|target| SYMBOLS[target.symbol].entry_only);
+            .partition(|target| SYMBOLS[target.symbol].is_entry_only);
         if !calls.is_empty() {
-            self.attach_calls(file, &calls, take)?;
+            self.attach_entries_and_returns(file, &calls, take)?;
         }
         if !markers.is_empty() {
-            self.attach_entries(file, &markers, take)?;
+            self.attach_entries_only(file, &markers, take)?;
         }
         Ok(())
     }
 
-    fn attach_calls(
+    fn attach_entries_and_returns(
         &self,
         file: &Path,
         targets: &[ProbeTarget],
         take: TakeLink<'_>,
     ) -> libbpf_rs::Result<()> {
         match self.rung {
-            Rung::Session => take(self.attach_multi("call_session", file, targets, false)?)?,
+            UprobeKind::Session => {
+                take(self.attach_multi("call_session", file, targets, false)?)?;
+            }
             // Probes on returns are attached first: a return without its entry is ignored, but an entry without its
             // return is a call that never ends.
-            Rung::Multi => {
+            UprobeKind::Multi => {
                 take(self.attach_multi("call_leave_multi", file, targets, true)?)?;
                 take(self.attach_multi("call_enter_multi", file, targets, false)?)?;
             }
-            Rung::PerfEvent => {
+            UprobeKind::PerfEvent => {
                 for target in targets {
                     take(self.attach_perf("call_leave_perf", file, target, true)?)?;
                     take(self.attach_perf("call_enter_perf", file, target, false)?)?;
@@ -67,17 +69,17 @@ impl Kernel {
     }
 
     /// Attaches probes to the entries of functions only, with one link for each set of functions.
-    fn attach_entries(
+    fn attach_entries_only(
         &self,
         file: &Path,
         targets: &[ProbeTarget],
         take: TakeLink<'_>,
     ) -> libbpf_rs::Result<()> {
         match self.rung {
-            Rung::Session | Rung::Multi => {
+            UprobeKind::Session | UprobeKind::Multi => {
                 take(self.attach_multi("call_mark_multi", file, targets, false)?)?;
             }
-            Rung::PerfEvent => {
+            UprobeKind::PerfEvent => {
                 for target in targets {
                     take(self.attach_perf("call_mark_perf", file, target, false)?)?;
                 }

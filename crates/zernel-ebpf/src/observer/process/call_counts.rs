@@ -69,7 +69,7 @@ enum EstimateSubject {
 
 impl EstimateSubject {
     /// A function, and its kind if the functions of that kind are also estimated together.
-    fn of_symbol(symbol: usize) -> impl Iterator<Item = Self> {
+    fn subjects_of_symbol(symbol: usize) -> impl Iterator<Item = Self> {
         let kind = SYMBOLS[symbol].kind;
         let is_summed = matches!(kind, CallKind::Launch | CallKind::Copy(_));
         [Self::Function(symbol)]
@@ -172,7 +172,7 @@ impl CallCounts {
 
     /// Steps since the last read. When the detector counts steps anew, from another boundary, estimates begin anew too.
     fn new_steps(&mut self, steps: &StepDetector) -> f64 {
-        let (series, count) = (steps.restarts(), steps.count());
+        let (series, count) = (steps.restart_count(), steps.step_count());
         let before = (self.progress.series, self.progress.steps);
         (self.progress.series, self.progress.steps) = (series, count);
         if before.0 == series {
@@ -338,20 +338,20 @@ impl CallCounts {
         self.begin_sampling_calls(
             symbol,
             self.progress.attached_seconds,
-            begun_share(steps, now_ns),
+            step_progress(steps, now_ns),
         );
     }
 
     /// Marks these functions as sampled from the start of the process on.
-    pub(super) fn join_sampling(&mut self, symbols: &[usize], is_in_window: bool) {
+    pub(super) fn mark_sampled_from_start(&mut self, symbols: &[usize], is_in_window: bool) {
         self.progress.is_in_window = is_in_window;
         for symbol in symbols {
             self.begin_sampling_calls(*symbol, 0.0, 0.0);
         }
     }
 
-    fn begin_sampling_calls(&mut self, symbol: usize, counted_seconds: f64, begun_share: f64) {
-        for subject in EstimateSubject::of_symbol(symbol) {
+    fn begin_sampling_calls(&mut self, symbol: usize, counted_seconds: f64, step_progress: f64) {
+        for subject in EstimateSubject::subjects_of_symbol(symbol) {
             let calls = self.sampled.entry(subject).or_insert_with(|| {
                 let estimator =
                     CallEstimator::new(subject == EstimateSubject::Kind(CallKind::Launch));
@@ -361,7 +361,7 @@ impl CallCounts {
                     counted_seconds,
                 )
             });
-            calls.begin_sampling(begun_share);
+            calls.begin_sampling(step_progress);
         }
     }
 
@@ -388,7 +388,7 @@ impl CallCounts {
     ) {
         self.advance_to(now_ns, steps);
         self.progress.sampled_until_ns = now_ns;
-        for subject in EstimateSubject::of_symbol(symbol) {
+        for subject in EstimateSubject::subjects_of_symbol(symbol) {
             let goes_on = self
                 .sampled_now()
                 .any(|(other, _)| other != symbol && subject.includes_symbol(other));
@@ -484,7 +484,7 @@ impl CallCounts {
         self.sampled_now()
             .any(|(symbol, calls)| match calls.recent_rate {
                 Some(rate) => rate > 1.0,
-                None => steps.count() > 0 || self.counters.contains_key(&symbol),
+                None => steps.step_count() > 0 || self.counters.contains_key(&symbol),
             })
     }
 
@@ -524,7 +524,7 @@ impl CallCounts {
         }
         let counted = counted_steps(steps, 0, u64::MAX);
         let launches: f64 = counted.iter().map(|step| f64::from(step.launches)).sum();
-        let is_known = launches > 0.0 && counted.len() == steps.recent().len();
+        let is_known = launches > 0.0 && counted.len() == steps.recent_steps().len();
         is_known.then(|| ConfidenceInterval::exact(launches / counted.len() as f64))
     }
 
@@ -551,7 +551,7 @@ pub(in crate::observer) fn window_length_for_steps(steps: &StepDetector) -> Opti
 
 /// The quantile `part` / `of` of the lengths of the last steps.
 fn step_quantile_ns(steps: &StepDetector, part: usize, of: usize) -> Option<u64> {
-    let mut lengths: Vec<u64> = steps.recent().iter().map(Step::duration_ns).collect();
+    let mut lengths: Vec<u64> = steps.recent_steps().iter().map(Step::duration_ns).collect();
     lengths.sort_unstable();
     let last = lengths.len().checked_sub(1)?;
     Some(lengths[part * last / of])
@@ -559,7 +559,7 @@ fn step_quantile_ns(steps: &StepDetector, part: usize, of: usize) -> Option<u64>
 
 /// Whole steps between two times whose launches were all counted.
 fn counted_steps(steps: &StepDetector, from_ns: u64, to_ns: u64) -> Vec<WindowStep> {
-    let steps = steps.recent().iter();
+    let steps = steps.recent_steps().iter();
     let whole = steps.filter(|step| step.begin_ns >= from_ns && step.end_ns <= to_ns);
     let counted = whole.filter_map(|step| {
         Some(WindowStep {
@@ -572,9 +572,9 @@ fn counted_steps(steps: &StepDetector, from_ns: u64, to_ns: u64) -> Vec<WindowSt
 
 /// Number of steps since a recent time. Of the step that contains `at_ns`, only the part after that time counts.
 fn steps_after(steps: &StepDetector, at_ns: u64) -> f64 {
-    let recent = steps.recent();
+    let recent = steps.recent_steps();
     if recent.front().is_none_or(|first| first.begin_ns > at_ns) {
-        return steps.count() as f64;
+        return steps.step_count() as f64;
     }
     let rest = |step: &Step| {
         let after_ns = step.end_ns.saturating_sub(at_ns.max(step.begin_ns));
@@ -584,8 +584,8 @@ fn steps_after(steps: &StepDetector, at_ns: u64) -> f64 {
 }
 
 /// The share of the current step that is over, judged by the median length of a step.
-fn begun_share(steps: &StepDetector, now_ns: u64) -> f64 {
-    let last = steps.recent().back();
+fn step_progress(steps: &StepDetector, now_ns: u64) -> f64 {
+    let last = steps.recent_steps().back();
     last.zip(step_quantile_ns(steps, 1, 2))
         .map_or(0.0, |(last, usual_ns)| {
             let passed_ns = now_ns.saturating_sub(last.end_ns);

@@ -25,7 +25,7 @@ pub(in crate::observer) struct ProcessOverhead {
     /// sampled.
     pub(in crate::observer) rounds_over_ceiling: u32,
     /// Whether the calls of the process are not counted for a while, because its overhead stayed above the ceiling.
-    pub(in crate::observer) is_rested: bool,
+    pub(in crate::observer) is_excluded: bool,
     hits_before: u64,
     counters_before: CountersBySymbol,
     /// Calls per second of each function in the last round.

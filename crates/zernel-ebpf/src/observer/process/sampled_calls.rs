@@ -59,11 +59,11 @@ impl SampledCalls {
     }
 
     /// Begins to sample the function, at a moment when this share of the current step is over.
-    pub(super) fn begin_sampling(&mut self, begun_share: f64) {
+    pub(super) fn begin_sampling(&mut self, step_progress: f64) {
         if !self.is_sampled {
             self.is_sampled = true;
             self.recent_rate = None;
-            self.estimator.begin_sampling(begun_share);
+            self.estimator.begin_sampling(step_progress);
         }
     }
 

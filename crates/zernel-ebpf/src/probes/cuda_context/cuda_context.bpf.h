@@ -45,7 +45,7 @@ struct {
 } contexts SEC(".maps");
 
 /* Notes a call that works only once the driver is initialised. */
-static __always_inline void note_use(const struct zernel_symbol *symbol,
+static __always_inline void note_driver_use(const struct zernel_symbol *symbol,
 				     struct zernel_process *process)
 {
 	bool is_init = symbol->probe == ZERNEL_PROBE_CUDA_CONTEXT && symbol->role == CONTEXT_INIT;
@@ -69,25 +69,25 @@ __noinline int open_context(__u32 handle, __u64 context, __u32 device, __u32 kin
 		return 0;
 	bpf_map_update_elem(&contexts, &key, &known, BPF_ANY);
 	if (process->flags & ZERNEL_IS_LOADER)
-		zernel_make_trainer(process);
+		zernel_turn_loader_into_trainer(process);
 	if (process->device == ZERNEL_NO_GPU)
 		process->device = device;
 	else if (process->device != device)
-		process->flags |= ZERNEL_SEVERAL_DEVICES;
+		process->flags |= ZERNEL_OPENED_SEVERAL_DEVICES;
 	return 0;
 }
 
 static __always_inline void push_context(struct zernel_thread *thread, __u64 context)
 {
 	/* 64 bits wide: old verifiers forget the check when the compiler copies 32 bits. */
-	__u64 below = thread->cuda_context.pushed;
+	__u64 below = thread->cuda_context.pushed_count;
 
 	barrier_var(below);
 	if (below < CUDA_CONTEXT_DEPTH)
 		thread->cuda_context.below[below] = thread->cuda_context.current;
 	else
-		ZERNEL_LOST(contexts);
-	thread->cuda_context.pushed++;
+		ZERNEL_COUNT_LOST(contexts);
+	thread->cuda_context.pushed_count++;
 	thread->cuda_context.current = context;
 }
 
@@ -95,12 +95,12 @@ static __always_inline void push_context(struct zernel_thread *thread, __u64 con
  * first device is assumed for them. */
 static __always_inline void pop_context(struct zernel_thread *thread)
 {
-	__u64 below = thread->cuda_context.pushed;
+	__u64 below = thread->cuda_context.pushed_count;
 
 	thread->cuda_context.current = 0;
 	if (!below)
 		return;
-	thread->cuda_context.pushed = --below;
+	thread->cuda_context.pushed_count = --below;
 	barrier_var(below);
 	if (below < CUDA_CONTEXT_DEPTH)
 		thread->cuda_context.current = thread->cuda_context.below[below];
@@ -122,7 +122,7 @@ static __always_inline void cuda_context_leave(const struct zernel_symbol *symbo
 		/* Every library initialises the driver; only the first call shows the process's
 		 * start. */
 		if (!(process->flags & ZERNEL_USED_DRIVER))
-			process->flags |= ZERNEL_SAW_INIT;
+			process->flags |= ZERNEL_SAW_DRIVER_INIT;
 		break;
 	case CONTEXT_OPEN:
 	case CONTEXT_CREATE:

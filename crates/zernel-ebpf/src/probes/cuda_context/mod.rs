@@ -15,17 +15,17 @@ const fn context_function(role: u8, names: &'static [&'static str]) -> ProbedFun
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
     context_function(INIT, &["cuInit"]),
-    context_function(OPEN, &["cuDevicePrimaryCtxRetain"]).arguments([1, 2, 0, 0]),
-    context_function(CREATE, &["cuCtxCreate_v2"]).arguments([1, 3, 0, 0]),
-    context_function(CREATE, &["cuCtxCreate_v3"]).arguments([1, 5, 0, 0]),
-    context_function(CREATE, &["cuCtxCreate_v4"]).arguments([1, 4, 0, 0]),
+    context_function(OPEN, &["cuDevicePrimaryCtxRetain"]).kept_arguments([1, 2, 0, 0]),
+    context_function(CREATE, &["cuCtxCreate_v2"]).kept_arguments([1, 3, 0, 0]),
+    context_function(CREATE, &["cuCtxCreate_v3"]).kept_arguments([1, 5, 0, 0]),
+    context_function(CREATE, &["cuCtxCreate_v4"]).kept_arguments([1, 4, 0, 0]),
     context_function(SET, &["cuCtxSetCurrent"])
-        .arguments([1, 0, 0, 0])
+        .kept_arguments([1, 0, 0, 0])
         .frequent(),
     context_function(PUSH, &["cuCtxPushCurrent_v2"])
-        .arguments([1, 0, 0, 0])
+        .kept_arguments([1, 0, 0, 0])
         .frequent(),
     context_function(POP, &["cuCtxPopCurrent_v2"]).frequent(),
-    context_function(DESTROY, &["cuCtxDestroy_v2"]).arguments([1, 0, 0, 0]),
-    context_function(RESET, &["cuDevicePrimaryCtxReset_v2"]).arguments([1, 0, 0, 0]),
+    context_function(DESTROY, &["cuCtxDestroy_v2"]).kept_arguments([1, 0, 0, 0]),
+    context_function(RESET, &["cuDevicePrimaryCtxReset_v2"]).kept_arguments([1, 0, 0, 0]),
 ];

@@ -10,7 +10,7 @@
 struct cuda_context_thread {
 	__u64 current; /* 0: unknown */
 	__u64 below[CUDA_CONTEXT_DEPTH]; /* contexts under the current one, the lowest first */
-	__u64 pushed; /* how many lie below, even if not all are kept */
+	__u64 pushed_count; /* how many lie below, even if not all are kept */
 };
 
 #endif

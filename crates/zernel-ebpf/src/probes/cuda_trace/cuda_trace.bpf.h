@@ -78,35 +78,35 @@ static __always_inline void cuda_trace_enter(const struct zernel_symbol *symbol,
  * end of that wait. A thread that copies nothing launches from the end of its wait for the last
  * step.
  */
-static __always_inline bool presumes_launches(const struct zernel_symbol *symbol,
+static __always_inline bool are_launches_presumed(const struct zernel_symbol *symbol,
 					      struct zernel_thread *thread,
 					      const struct zernel_open_call *call, __u64 now_ns)
 {
 	struct cuda_trace_thread *trace = &thread->cuda_trace;
 
-	if (symbol->flags & ZERNEL_BEGINS_LAUNCHES) {
-		trace->copied_ns = now_ns;
+	if (symbol->flags & ZERNEL_PRECEDES_LAUNCHES) {
+		trace->last_copy_end_ns = now_ns;
 		return true;
 	}
 	if (symbol->leave_event != ZERNEL_GPU_SYNC_LEAVE)
 		return false;
-	return trace->copies_nothing ||
-	       (trace->copied_ns && call->since_ns - trace->copied_ns < MAX_COPY_TO_WAIT_NS);
+	return trace->has_batches_on_gpu ||
+	       (trace->last_copy_end_ns && call->since_ns - trace->last_copy_end_ns < MAX_COPY_TO_WAIT_NS);
 }
 
 /* Notes that a backward pass begins. A thread without a copy since its last backward pass has its
  * batches on the GPU already. */
-static __always_inline void note_backward(const struct zernel_symbol *symbol,
+static __always_inline void note_backward_begin(const struct zernel_symbol *symbol,
 					  const struct zernel_process *process,
 					  struct zernel_thread *thread, __u64 now_ns)
 {
-	bool presumes = symbol->flags & ZERNEL_BEGINS_LAUNCHES && zernel_uses_gpu(process);
+	bool presumes = symbol->flags & ZERNEL_PRECEDES_LAUNCHES && zernel_uses_gpu(process);
 	struct cuda_trace_thread *trace = &thread->cuda_trace;
 
 	if (symbol->enter_event != ZERNEL_BACKWARD_BEGIN)
 		return;
-	trace->copies_nothing = presumes && trace->copied_ns < trace->backward_ns;
-	trace->backward_ns = presumes ? now_ns : 0;
+	trace->has_batches_on_gpu = presumes && trace->last_copy_end_ns < trace->last_backward_begin_ns;
+	trace->last_backward_begin_ns = presumes ? now_ns : 0;
 }
 
 #define cuda_trace_leave cuda_trace_leave
@@ -122,19 +122,19 @@ static __always_inline void cuda_trace_leave(const struct zernel_symbol *symbol,
 	switch (symbol->role) {
 	case TRACE_STREAM_WAIT:
 	case TRACE_EVENT_WAIT:
-		collectives_done(process, covered_by_wait(process, call->arguments[0]), now_ns);
+		end_pending_collectives(process, collectives_covered_by(process, call->arguments[0]), now_ns);
 		break;
 	case TRACE_CONTEXT_WAIT:
-		collectives_done(process, ~0ULL, now_ns);
+		end_pending_collectives(process, ~0ULL, now_ns);
 		break;
 	case TRACE_EVENT_RECORD:
 		set_covered_collectives(process, call->arguments[0],
-					covered_by_wait(process, call->arguments[1]));
+					collectives_covered_by(process, call->arguments[1]));
 		break;
 	case TRACE_STREAM_WAITS_FOR_EVENT:
 		set_covered_collectives(process, call->arguments[0],
-					covered_by_wait(process, call->arguments[0]) |
-						covered_by_wait(process, call->arguments[1]));
+					collectives_covered_by(process, call->arguments[0]) |
+						collectives_covered_by(process, call->arguments[1]));
 		break;
 	}
 }

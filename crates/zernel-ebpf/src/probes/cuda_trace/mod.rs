@@ -12,12 +12,12 @@ use layout::{
     CALL, CONTEXT_WAIT, COPY_2D, COPY_3D, EVENT_RECORD, EVENT_WAIT, STREAM_WAIT,
     STREAM_WAITS_FOR_EVENT,
 };
-use zernel_phase::steps::Mark;
+use zernel_phase::steps::StepMark;
 use zernel_phase::tracker::ThreadEvent::{
     CopyToDevice, CopyToHostEnter, CopyToHostLeave, GpuSyncEnter, GpuSyncLeave, Launch,
 };
 
-use super::{CallKind, Direction, DurationKind, Probe, ProbedFunction, SamplingGroup};
+use super::{CallKind, CopyDirection, DurationKind, Probe, ProbedFunction, SamplingGroup};
 use zernel_elf::LibraryKind::Cuda;
 
 const fn probed_cuda_function(role: u8, names: &'static [&'static str]) -> ProbedFunction {
@@ -28,7 +28,7 @@ const fn launches(names: &'static [&'static str]) -> ProbedFunction {
     probed_cuda_function(CALL, names)
         .kind(CallKind::Launch)
         .duration(DurationKind::Launch)
-        .event(Launch)
+        .enter_event(Launch)
 }
 
 const fn launches_kernels(names: &'static [&'static str]) -> ProbedFunction {
@@ -36,23 +36,26 @@ const fn launches_kernels(names: &'static [&'static str]) -> ProbedFunction {
 }
 
 /// A copy function whose third argument is the number of bytes.
-const fn copies(direction: Direction, names: &'static [&'static str]) -> ProbedFunction {
+const fn copies(direction: CopyDirection, names: &'static [&'static str]) -> ProbedFunction {
     let symbol = probed_cuda_function(CALL, names)
         .kind(CallKind::Copy(direction))
-        .arguments([3, 0, 0, 0])
-        .bytes(1);
+        .kept_arguments([3, 0, 0, 0])
+        .bytes_argument(1);
     match direction {
-        Direction::HostToDevice => symbol.event(CopyToDevice).step_mark(Mark::CopyIn),
-        Direction::DeviceToHost => symbol.step_mark(Mark::CopyOut).frequent(),
+        CopyDirection::HostToDevice => symbol.enter_event(CopyToDevice).step_mark(StepMark::CopyIn),
+        CopyDirection::DeviceToHost => symbol.step_mark(StepMark::CopyOut).frequent(),
         _ => symbol.frequent(),
     }
 }
 
 /// A copy function that returns only when the copy is done.
-const fn copies_and_waits(direction: Direction, names: &'static [&'static str]) -> ProbedFunction {
+const fn copies_and_waits(
+    direction: CopyDirection,
+    names: &'static [&'static str],
+) -> ProbedFunction {
     let mut symbol = copies(direction, names).duration(DurationKind::CopyWait);
-    if let Direction::DeviceToHost = direction {
-        symbol = symbol.events(GpuSyncEnter, GpuSyncLeave);
+    if let CopyDirection::DeviceToHost = direction {
+        symbol = symbol.enter_and_leave_events(GpuSyncEnter, GpuSyncLeave);
     }
     symbol
 }
@@ -60,18 +63,18 @@ const fn copies_and_waits(direction: Direction, names: &'static [&'static str]) 
 /// A copy function whose first argument points to a struct with source and destination.
 const fn describes_copy(role: u8, names: &'static [&'static str]) -> ProbedFunction {
     probed_cuda_function(role, names)
-        .kind(CallKind::Copy(Direction::Unified))
-        .arguments([1, 0, 0, 0])
-        .bytes(2)
+        .kind(CallKind::Copy(CopyDirection::Unified))
+        .kept_arguments([1, 0, 0, 0])
+        .bytes_argument(2)
 }
 
 const fn waits(role: u8, family: DurationKind, names: &'static [&'static str]) -> ProbedFunction {
     probed_cuda_function(role, names)
-        .arguments([1, 0, 0, 0])
+        .kept_arguments([1, 0, 0, 0])
         .kind(CallKind::Wait)
         .duration(family)
-        .events(GpuSyncEnter, GpuSyncLeave)
-        .step_mark(Mark::Wait)
+        .enter_and_leave_events(GpuSyncEnter, GpuSyncLeave)
+        .step_mark(StepMark::Wait)
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
@@ -82,7 +85,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         "cuLaunchCooperativeKernel_ptsz",
     ]),
     launches(&["cuGraphLaunch", "cuGraphLaunch_ptsz"])
-        .step_mark(Mark::Graph)
+        .step_mark(StepMark::Graph)
         .frequent(),
     waits(
         STREAM_WAIT,
@@ -96,34 +99,34 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         &["cuCtxSynchronize", "cuCtxSynchronize_v2"],
     ),
     copies_and_waits(
-        Direction::HostToDevice,
+        CopyDirection::HostToDevice,
         &["cuMemcpyHtoD_v2", "cuMemcpyHtoD_v2_ptds"],
     ),
     copies(
-        Direction::HostToDevice,
+        CopyDirection::HostToDevice,
         &["cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync_v2_ptsz"],
     ),
     copies_and_waits(
-        Direction::DeviceToHost,
+        CopyDirection::DeviceToHost,
         &["cuMemcpyDtoH_v2", "cuMemcpyDtoH_v2_ptds"],
     ),
     // If the host memory is not pinned, `cuMemcpyDtoHAsync` too returns only when the copy is done.
     copies(
-        Direction::DeviceToHost,
+        CopyDirection::DeviceToHost,
         &["cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync_v2_ptsz"],
     )
     .duration(DurationKind::CopyWait)
-    .events(CopyToHostEnter, CopyToHostLeave),
+    .enter_and_leave_events(CopyToHostEnter, CopyToHostLeave),
     copies(
-        Direction::DeviceToDevice,
+        CopyDirection::DeviceToDevice,
         &["cuMemcpyDtoD_v2", "cuMemcpyDtoD_v2_ptds"],
     ),
     copies(
-        Direction::DeviceToDevice,
+        CopyDirection::DeviceToDevice,
         &["cuMemcpyDtoDAsync_v2", "cuMemcpyDtoDAsync_v2_ptsz"],
     ),
     copies(
-        Direction::DeviceToDevice,
+        CopyDirection::DeviceToDevice,
         &[
             "cuMemcpyPeer",
             "cuMemcpyPeer_ptds",
@@ -131,9 +134,12 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
             "cuMemcpyPeerAsync_ptsz",
         ],
     )
-    .arguments([5, 0, 0, 0]),
-    copies(Direction::Unified, &["cuMemcpy", "cuMemcpy_ptds"]),
-    copies(Direction::Unified, &["cuMemcpyAsync", "cuMemcpyAsync_ptsz"]),
+    .kept_arguments([5, 0, 0, 0]),
+    copies(CopyDirection::Unified, &["cuMemcpy", "cuMemcpy_ptds"]),
+    copies(
+        CopyDirection::Unified,
+        &["cuMemcpyAsync", "cuMemcpyAsync_ptsz"],
+    ),
     describes_copy(
         COPY_2D,
         &[
@@ -172,13 +178,13 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
             "cuEventRecordWithFlags_ptsz",
         ],
     )
-    .arguments([1, 2, 0, 0])
+    .kept_arguments([1, 2, 0, 0])
     .frequent(),
     probed_cuda_function(
         STREAM_WAITS_FOR_EVENT,
         &["cuStreamWaitEvent", "cuStreamWaitEvent_ptsz"],
     )
-    .arguments([1, 2, 0, 0])
+    .kept_arguments([1, 2, 0, 0])
     .frequent(),
 ];
 

@@ -6,9 +6,9 @@
 #include "kernel.h"
 
 struct cuda_trace_thread {
-	__u64 copied_ns; /* end of the last copy after which launches are presumed */
-	__u64 backward_ns; /* start of the last backward pass; 0: launches are not presumed */
-	__u64 copies_nothing; /* no copy between the last two backward passes */
+	__u64 last_copy_end_ns; /* end of the last copy after which launches are presumed */
+	__u64 last_backward_begin_ns; /* start of the last backward pass; 0: launches are not presumed */
+	__u64 has_batches_on_gpu; /* no copy between the last two backward passes */
 };
 
 #endif

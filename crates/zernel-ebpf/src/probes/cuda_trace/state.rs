@@ -1,16 +1,16 @@
 //! Launches, copies and GPU waits of a process.
 
-use zernel_model::snapshot::{CudaSnapshot, WaitTimes};
+use zernel_model::snapshot::{CudaSnapshot, GpuWaitTimes};
 
 use crate::observer::ObservedProcess;
 use crate::probes::gpu_mem::ProcessGpus;
-use crate::probes::{CallKind, Direction, DurationKind, ProbeState};
+use crate::probes::{CallKind, CopyDirection, DurationKind, ProbeState};
 
-const DIRECTIONS: [Direction; 4] = [
-    Direction::HostToDevice,
-    Direction::DeviceToHost,
-    Direction::DeviceToDevice,
-    Direction::Unified,
+const DIRECTIONS: [CopyDirection; 4] = [
+    CopyDirection::HostToDevice,
+    CopyDirection::DeviceToHost,
+    CopyDirection::DeviceToDevice,
+    CopyDirection::Unified,
 ];
 
 const WAIT_KINDS: [(DurationKind, &str); 4] = [
@@ -38,7 +38,7 @@ impl ProbeState for CudaCalls {
         });
         let wait_times = WAIT_KINDS.iter().filter_map(|(family, kind)| {
             let times = process.shared_duration_histogram(*family)?;
-            Some(WaitTimes { kind, times })
+            Some(GpuWaitTimes { kind, times })
         });
         let wait_ns = |(family, _): &(DurationKind, _)| process.total_ns(*family);
         CudaSnapshot {

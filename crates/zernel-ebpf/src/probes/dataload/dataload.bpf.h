@@ -26,15 +26,15 @@
 #define WAIT_MERGE_GAP_NS 1000000ULL
 
 /* Stores the sums of the work that explains a wait. */
-static __always_inline void note_explaining_work(struct zernel_process *process,
+static __always_inline void store_work_sums(struct zernel_process *process,
 						 struct dataload_thread *wait, __u64 *sums,
 						 __u64 now_ns)
 {
 	__u64 *work = wait->is_by_loaders ? process->dataload.loader_work :
 					    process->dataload.own_work;
 
-	for (int i = 0; i < ZERNEL_WORKS; i++)
-		sums[i] = zernel_work_until(&work[i], now_ns);
+	for (int i = 0; i < ZERNEL_WORK_KINDS; i++)
+		sums[i] = zernel_work_sum_at(&work[i], now_ns);
 }
 
 /* ns * part / whole, without overflow. */
@@ -47,20 +47,20 @@ static __always_inline __u64 scaled_share(__u64 ns, __u64 part, __u64 whole)
 
 /* Splits the time of a wait by the work that loaders did during the wait. While any loader works, the wait is for that
  * work. */
-static __noinline int explain_wait(struct zernel_process *process, struct dataload_thread *wait,
+static __noinline int split_wait_by_work(struct zernel_process *process, struct dataload_thread *wait,
 				   __u64 waited_ns)
 {
-	__u64 part[ZERNEL_WORKS], worked_ns = 0, explained_ns;
+	__u64 part[ZERNEL_WORK_KINDS], worked_ns = 0, explained_ns;
 
-	for (int i = 0; i < ZERNEL_WORKS; i++) {
-		part[i] = zernel_work_ns(wait->work_before[i], wait->work_after[i]);
+	for (int i = 0; i < ZERNEL_WORK_KINDS; i++) {
+		part[i] = zernel_work_ns_between(wait->work_before[i], wait->work_after[i]);
 		worked_ns += part[i];
 	}
 	explained_ns = worked_ns < waited_ns ? worked_ns : waited_ns;
-	for (int i = 0; i < ZERNEL_WORKS && worked_ns; i++)
+	for (int i = 0; i < ZERNEL_WORK_KINDS && worked_ns; i++)
 		__sync_fetch_and_add(&process->dataload.waited_ns[i],
 				     scaled_share(explained_ns, part[i], worked_ns));
-	__sync_fetch_and_add(&process->dataload.waited_ns[ZERNEL_WORKS], waited_ns - explained_ns);
+	__sync_fetch_and_add(&process->dataload.waited_ns[ZERNEL_WORK_KINDS], waited_ns - explained_ns);
 	return 0;
 }
 
@@ -74,7 +74,7 @@ static __noinline int end_data_wait(struct zernel_thread *thread, struct zernel_
 	wait->since_ns = 0;
 	if (end_was_missed || was_prepared_before)
 		return 0;
-	explain_wait(process, wait, waited_ns);
+	split_wait_by_work(process, wait, waited_ns);
 	zernel_observe_duration(thread->process, ZERNEL_DATALOAD, waited_ns);
 	return 0;
 }
@@ -98,7 +98,7 @@ static __always_inline void mark_training_loop(struct zernel_thread *thread,
 {
 	thread->dataload.runs_training_loop = true;
 	if (process->flags & ZERNEL_IS_LOADER)
-		zernel_make_trainer(process);
+		zernel_turn_loader_into_trainer(process);
 }
 
 /* Whether the thread takes batches although its process has no GPU: it runs the training loop, or
@@ -125,27 +125,27 @@ static __noinline int begin_data_wait(struct zernel_thread *thread, struct zerne
 	wait->is_tentative = !is_announced;
 	wait->is_own_work = !is_announced;
 	wait->is_by_loaders = is_announced && process->loaders;
-	note_explaining_work(process, wait, wait->work_before, now_ns);
-	note_explaining_work(process, wait, wait->work_after, now_ns);
+	store_work_sums(process, wait, wait->work_before, now_ns);
+	store_work_sums(process, wait, wait->work_after, now_ns);
 	return 0;
 }
 
 /* Whether the event after which the tracker is in this state ended an optimizer step, and the thread does
  * not announce its batches. */
-static __always_inline bool awaits_batch(const struct zernel_tracker *tracker, __u64 now_ns)
+static __always_inline bool has_just_ended_step(const struct zernel_tracker *tracker, __u64 now_ns)
 {
-	return tracker->activity == ZERNEL_AFTER_UPDATE && tracker->flags & ZERNEL_UNDECIDED &&
+	return tracker->activity == ZERNEL_ACTIVITY_AFTER_UPDATE && tracker->flags & ZERNEL_UNDECIDED &&
 	       tracker->undecided_since_ns == now_ns;
 }
 
-enum data_wait {
+enum data_wait_certainty {
 	NO_DATA_WAIT,
-	PERHAPS_DATA_WAIT,
-	SURE_DATA_WAIT,
+	POSSIBLE_DATA_WAIT,
+	CERTAIN_DATA_WAIT,
 };
 
 /* Whether a block is a wait for data. The tracker has already seen the block. */
-static __always_inline enum data_wait classify_data_wait(struct zernel_thread *thread,
+static __always_inline enum data_wait_certainty classify_data_wait(struct zernel_thread *thread,
 							 struct zernel_process *process,
 							 struct zernel_task_state *state,
 							 __u8 reason)
@@ -156,19 +156,19 @@ static __always_inline enum data_wait classify_data_wait(struct zernel_thread *t
 	/* A thread that announces its batches has no other waits for data. If a thread of the process announces its
 	 * steps, only threads that announce steps wait for data. */
 	if (zernel_in_call(tracker) || tracker->flags & ZERNEL_ANNOUNCES_DATA ||
-	    (process->announcer && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES)))
+	    (process->step_announcer_tid && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES)))
 		return NO_DATA_WAIT;
 	if (takes_batches_without_gpu(thread, process, state->pid == state->tgid))
 		return reason == SCHED_BLOCKED_IO || (waits_for_ipc && process->loaders) ?
-			       SURE_DATA_WAIT :
+			       CERTAIN_DATA_WAIT :
 			       NO_DATA_WAIT;
 	if (!(tracker->flags & ZERNEL_TRAINING_THREAD))
 		return NO_DATA_WAIT;
 	if (waits_for_ipc && process->loaders)
-		return SURE_DATA_WAIT;
-	if (tracker->activity == ZERNEL_LOADING && reason != SCHED_BLOCKED_OTHER)
-		return SURE_DATA_WAIT;
-	return tracker->flags & ZERNEL_WAIT_UNDECIDED ? PERHAPS_DATA_WAIT : NO_DATA_WAIT;
+		return CERTAIN_DATA_WAIT;
+	if (tracker->activity == ZERNEL_ACTIVITY_LOADING && reason != SCHED_BLOCKED_OTHER)
+		return CERTAIN_DATA_WAIT;
+	return tracker->flags & ZERNEL_WAIT_UNDECIDED ? POSSIBLE_DATA_WAIT : NO_DATA_WAIT;
 }
 
 /* Whether a block is for loader processes: not for a disk, the network or a page. */
@@ -179,15 +179,15 @@ static __always_inline bool is_block_for_loaders(const struct zernel_process *pr
 }
 
 /* The thread blocks. The tracker has already seen the block. */
-static __noinline int data_block(struct zernel_thread *thread, struct zernel_process *process,
+static __noinline int begin_or_go_on_data_wait(struct zernel_thread *thread, struct zernel_process *process,
 				 struct zernel_task_state *state, __u64 now_ns)
 {
 	struct dataload_thread *wait = &thread->dataload;
-	enum data_wait kind = classify_data_wait(thread, process, state, thread->sched.reason);
+	enum data_wait_certainty kind = classify_data_wait(thread, process, state, thread->sched.reason);
 	bool by_loaders = is_block_for_loaders(process, thread->sched.reason);
 	/* A thread without loaders prepares its batch itself, on the CPU, within the wait. */
 	bool goes_on = wait->cpu_ns <= WAIT_MERGE_GAP_NS || wait->is_own_work ||
-		       (!wait->is_by_loaders && kind == SURE_DATA_WAIT && zernel_uses_gpu(process));
+		       (!wait->is_by_loaders && kind == CERTAIN_DATA_WAIT && zernel_uses_gpu(process));
 
 	if (wait->since_ns && wait->is_announced) {
 		/* In a process without a GPU, a thread that runs on after a wait has its batch. */
@@ -206,10 +206,10 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 		wait->since_ns = now_ns;
 		wait->is_announced = false;
 		wait->is_own_work = false;
-		wait->is_tentative = kind == PERHAPS_DATA_WAIT;
+		wait->is_tentative = kind == POSSIBLE_DATA_WAIT;
 		wait->is_by_loaders = by_loaders;
-		note_explaining_work(process, wait, wait->work_before, now_ns);
-	} else if (kind == SURE_DATA_WAIT) {
+		store_work_sums(process, wait, wait->work_before, now_ns);
+	} else if (kind == CERTAIN_DATA_WAIT) {
 		wait->is_tentative = false;
 	}
 	return 0;
@@ -224,14 +224,14 @@ static __always_inline void drop_tentative_wait(struct zernel_thread *thread)
 }
 
 /* Called when a block of a thread that waits for data ends: the batch may be ready. */
-static __always_inline void data_until(struct zernel_thread *thread, struct zernel_process *process,
+static __always_inline void extend_data_wait(struct zernel_thread *thread, struct zernel_process *process,
 				       __u64 now_ns)
 {
 	struct dataload_thread *wait = &thread->dataload;
 
 	wait->until_ns = now_ns;
 	wait->cpu_ns = 0;
-	note_explaining_work(process, wait, wait->work_after, now_ns);
+	store_work_sums(process, wait, wait->work_after, now_ns);
 }
 
 /* Ends a wait that was announced. Without a GPU, nothing shows when a batch that loaders made was
@@ -245,12 +245,12 @@ static __noinline int end_announced_wait(struct zernel_thread *thread,
 	bool runs_on = wait->cpu_ns + stretch_ns > WAIT_MERGE_GAP_NS;
 
 	if (zernel_uses_gpu(process) || !wait->is_by_loaders || !runs_on)
-		data_until(thread, process, now_ns);
+		extend_data_wait(thread, process, now_ns);
 	return end_data_wait(thread, process);
 }
 
 /* The thread uses the GPU while a wait is open: it has got its batch. */
-static __noinline int data_used(struct zernel_thread *thread, struct zernel_process *process,
+static __noinline int end_data_wait_at_use(struct zernel_thread *thread, struct zernel_process *process,
 				__u32 event, __u64 now_ns)
 {
 	struct dataload_thread *wait = &thread->dataload;
@@ -268,7 +268,7 @@ static __noinline int data_used(struct zernel_thread *thread, struct zernel_proc
 		return 0;
 	}
 	if (wait->cpu_ns + stretch_ns <= WAIT_MERGE_GAP_NS || (copies && !wait->is_by_loaders))
-		data_until(thread, process, now_ns);
+		extend_data_wait(thread, process, now_ns);
 	if (copies)
 		end_data_wait(thread, process);
 	else

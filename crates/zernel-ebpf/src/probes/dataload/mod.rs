@@ -3,7 +3,7 @@
 pub(crate) mod metrics;
 mod state;
 
-pub use state::DataloadCauses;
+pub use state::DataWaitCauses;
 #[cfg(test)]
 pub(super) use state::MIRRORS;
 

@@ -35,7 +35,7 @@ static __always_inline void begin_peer_wait(struct zernel_thread *thread, bool i
 					    __u64 now_ns)
 {
 	thread->dist_sync.is_for_gradients = is_for_gradients;
-	thread->dist_sync.armed_ns = now_ns;
+	thread->dist_sync.call_entered_ns = now_ns;
 	thread->dist_sync.cpu_ns = 0;
 	/* The time that the thread has been on the CPU so far is not part of the wait. */
 	if (thread->sched.state == SCHED_ON_CPU)
@@ -50,7 +50,7 @@ static __noinline int end_peer_wait(struct zernel_thread *thread)
 		zernel_observe_duration(thread->process, ZERNEL_DIST_SYNC,
 					wait->until_ns - wait->since_ns);
 	wait->since_ns = 0;
-	wait->armed_ns = 0;
+	wait->call_entered_ns = 0;
 	return 0;
 }
 
@@ -63,7 +63,7 @@ static __always_inline void begin_peer_block(struct zernel_thread *thread,
 	thread->dist_sync.is_blocked = true;
 }
 
-static __always_inline void count_peer_block(struct zernel_thread *thread,
+static __always_inline void end_counting_peer_block(struct zernel_thread *thread,
 					     struct zernel_process *process, __u64 now_ns)
 {
 	if (thread->dist_sync.is_blocked)
@@ -77,18 +77,18 @@ static __always_inline __u64 peer_blocks_in_wait(const struct zernel_thread *thr
 						 const struct zernel_process *process,
 						 __u64 since_ns, __u64 now_ns)
 {
-	__u64 peers_ns = zernel_work_ns(thread->dist_sync.peer_blocks_before,
-					zernel_work_until(&process->dist_sync.peer_blocks, now_ns));
+	__u64 peers_ns = zernel_work_ns_between(thread->dist_sync.peer_blocks_before,
+					zernel_work_sum_at(&process->dist_sync.peer_blocks, now_ns));
 
 	return peers_ns < now_ns - since_ns ? peers_ns : now_ns - since_ns;
 }
 
 /* Called when the thread blocks; returns whether the thread waits for peers. */
-static __always_inline bool peer_block(struct zernel_thread *thread)
+static __always_inline bool begin_block_for_peers(struct zernel_thread *thread)
 {
 	struct dist_sync_thread *wait = &thread->dist_sync;
 
-	if (!wait->armed_ns)
+	if (!wait->call_entered_ns)
 		return false;
 	/* A wait for Python's lock neither belongs to a collective nor ends it. */
 	if (thread->sched.lock == SCHED_PYTHON_LOCK)
@@ -100,7 +100,7 @@ static __always_inline bool peer_block(struct zernel_thread *thread)
 		return false;
 	}
 	if (!wait->since_ns)
-		wait->since_ns = wait->armed_ns;
+		wait->since_ns = wait->call_entered_ns;
 	thread->sched.awaits = SCHED_AWAITS_PEERS;
 	return true;
 }
@@ -110,7 +110,7 @@ static __always_inline void note_end_of_backward(struct zernel_process *process,
 						 const struct zernel_task_state *state,
 						 __u64 now_ns)
 {
-	if (state->tracker.activity == ZERNEL_BACKWARD &&
+	if (state->tracker.activity == ZERNEL_ACTIVITY_BACKWARD &&
 	    state->tracker.flags & ZERNEL_TRAINING_THREAD)
 		process->dist_sync.backward_until_ns = now_ns;
 }
@@ -120,7 +120,7 @@ static __always_inline void note_end_of_backward(struct zernel_process *process,
  * the training thread shows when the pass is over. So the thread waits for peers only until the training thread comes
  * back from the backward pass.
  */
-static __noinline int end_helper_block(struct zernel_thread *thread, struct zernel_process *process,
+static __noinline int end_backward_helper_block(struct zernel_thread *thread, struct zernel_process *process,
 				       __u64 block_ns, __u64 now_ns)
 {
 	__u64 begin_ns = process->dist_sync.backward_since_ns;
@@ -140,18 +140,18 @@ static __noinline int end_helper_block(struct zernel_thread *thread, struct zern
 static __noinline int end_peer_block(struct zernel_thread *thread, struct zernel_process *process,
 				     const struct zernel_task_state *state, __u64 now_ns)
 {
-	bool trains = process->announcer ? process->announcer == state->pid :
+	bool trains = process->step_announcer_tid ? process->step_announcer_tid == state->pid :
 					   state->tracker.flags & ZERNEL_TRAINING_THREAD;
 
 	if (!trains && zernel_uses_gpu(process) && process->dist_sync.backward_since_ns)
-		return end_helper_block(thread, process, state->tracker.wait_since_ns, now_ns);
+		return end_backward_helper_block(thread, process, state->tracker.wait_since_ns, now_ns);
 	thread->dist_sync.until_ns = now_ns;
 	thread->dist_sync.cpu_ns = 0;
 	return 0;
 }
 
 /* The current thread leaves a GPU sync. The tracker has not received that event yet. */
-static __noinline int sync_left(__u32 process, __u64 now_ns)
+static __noinline int observe_sync_for_collective(__u32 process, __u64 now_ns)
 {
 	struct zernel_task_state *state =
 		zernel_task_storage(&zernel_tasks, bpf_get_current_task_btf(), false);

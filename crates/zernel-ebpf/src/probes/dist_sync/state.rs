@@ -1,6 +1,6 @@
 //! Waits of a process for other ranks.
 
-use zernel_model::snapshot::PeerSnapshot;
+use zernel_model::snapshot::PeerWaitSnapshot;
 use zernel_phase::mirrors;
 
 use crate::observer::ObservedProcess;
@@ -38,10 +38,10 @@ mirrors! {
 }
 
 impl ProbeState for PeerWaits {
-    type Snapshot = PeerSnapshot;
+    type Snapshot = PeerWaitSnapshot;
 
-    fn snapshot(&self, process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> PeerSnapshot {
-        PeerSnapshot {
+    fn snapshot(&self, process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> PeerWaitSnapshot {
+        PeerWaitSnapshot {
             peer_wait_seconds: process.total_ns(DurationKind::DistSync) / 1e9,
             wait_times: process.shared_duration_histogram(DurationKind::DistSync),
         }

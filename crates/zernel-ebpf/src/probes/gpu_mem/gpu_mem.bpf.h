@@ -48,26 +48,26 @@ ZERNEL_IN_BTF(enum, gpu_mem_role);
 #define MAX_MAPPINGS_PER_CALL (1 << 16)
 
 /* Adds the bytes of an allocation to the accounts of its device and its context. Returns the home of the allocation, or
- * MEMORY_LOST. */
-__noinline __u64 book_allocation(__u32 process, __u32 device, __u64 context, __u64 bytes)
+ * MEMORY_NOT_ACCOUNTED. */
+__noinline __u64 account_allocation(__u32 process, __u32 device, __u64 context, __u64 bytes)
 {
 	struct account *total = device_account(process, device), *owner = total;
 	__u64 epoch = 0;
 
 	if (!total)
-		return MEMORY_LOST;
+		return MEMORY_NOT_ACCOUNTED;
 	if (context && context != MEMORY_OF_NO_CONTEXT) {
 		owner = context_account(process, context);
 		if (!owner)
-			return MEMORY_LOST;
+			return MEMORY_NOT_ACCOUNTED;
 		owner->device = device;
 	}
 	if (context != MEMORY_OF_NO_CONTEXT) {
-		epoch = __sync_fetch_and_add(&owner->held, bytes & MEMORY_BELOW_EPOCH) >>
+		epoch = __sync_fetch_and_add(&owner->held_bytes_and_epoch, bytes & MEMORY_CONTEXT_MASK) >>
 			MEMORY_EPOCH_SHIFT;
 		__sync_fetch_and_add(&owner->held_allocations, 1);
 	}
-	zernel_raise(&total->peak_bytes,
+	zernel_atomic_max(&total->peak_bytes,
 		     __sync_fetch_and_add(&total->current_bytes, bytes) + bytes);
 	__sync_fetch_and_add(&total->allocations, 1);
 	return context | epoch << MEMORY_EPOCH_SHIFT;
@@ -75,33 +75,33 @@ __noinline __u64 book_allocation(__u32 process, __u32 device, __u64 context, __u
 
 /* Subtracts the bytes of an allocation from the accounts of its device and its context; false if the memory was freed
  * with an earlier epoch of the context. Both accounts exist since the memory was allocated. */
-__noinline int book_free(__u32 process, __u32 device, __u64 home, __u64 bytes)
+__noinline int account_free(__u32 process, __u32 device, __u64 context_epoch, __u64 bytes)
 {
-	__u64 context = home & MEMORY_BELOW_EPOCH;
+	__u64 context = context_epoch & MEMORY_CONTEXT_MASK;
 	struct account_key key = { .process = process, .device = device };
 	struct account *total = bpf_map_lookup_elem(&memory_accounts, &key), *owner = total;
 
 	if (context && context != MEMORY_OF_NO_CONTEXT) {
-		key.home = context;
+		key.context_epoch = context;
 		key.device = MEMORY_ANY_DEVICE;
 		owner = bpf_map_lookup_elem(&memory_accounts, &key);
 	}
 	if (!total || !owner)
 		return false;
 	if (context != MEMORY_OF_NO_CONTEXT &&
-	    !release_held(owner, home >> MEMORY_EPOCH_SHIFT, bytes & MEMORY_BELOW_EPOCH))
+	    !subtract_held_bytes(owner, context_epoch >> MEMORY_EPOCH_SHIFT, bytes & MEMORY_CONTEXT_MASK))
 		return false;
 	__sync_fetch_and_add(&total->current_bytes, -bytes);
 	__sync_fetch_and_add(&total->frees, 1);
 	return true;
 }
 
-__noinline int add_to_caller(__u64 caller, __u64 home, __u32 process, __u32 device, __u64 bytes)
+__noinline int add_bytes_to_caller(__u64 caller, __u64 context_epoch, __u32 process, __u32 device, __u64 bytes)
 {
 	struct account_key key = {
-		.caller = caller, .home = home, .process = process, .device = device
+		.caller = caller, .context_epoch = context_epoch, .process = process, .device = device
 	};
-	struct account *account = find_account(&key);
+	struct account *account = get_or_create_account(&key);
 
 	if (account)
 		__sync_fetch_and_add(&account->current_bytes, bytes);
@@ -109,10 +109,10 @@ __noinline int add_to_caller(__u64 caller, __u64 home, __u32 process, __u32 devi
 }
 
 /* Does not open an account: if there was none for the caller, its memory was not added either. */
-__noinline int take_from_caller(__u64 caller, __u64 home, __u32 process, __u32 device, __u64 bytes)
+__noinline int subtract_bytes_from_caller(__u64 caller, __u64 context_epoch, __u32 process, __u32 device, __u64 bytes)
 {
 	struct account_key key = {
-		.caller = caller, .home = home, .process = process, .device = device
+		.caller = caller, .context_epoch = context_epoch, .process = process, .device = device
 	};
 	struct account *account = bpf_map_lookup_elem(&memory_accounts, &key);
 
@@ -126,24 +126,24 @@ static __always_inline void change_caller_accounts(__u32 process,
 						   const struct allocation *allocation,
 						   int (*change)(__u64, __u64, __u32, __u32, __u64))
 {
-	__u64 caller = allocation->caller & ~MEMORY_POOLED, home = allocation->home;
+	__u64 caller = allocation->caller & ~MEMORY_POOLED, context_epoch = allocation->context_epoch;
 	__u64 bytes = allocation->bytes;
 	__u32 device = allocation->device;
 
 	/* 0 if the return address could not be read: that is the key of the device. */
 	if (caller)
-		change(caller, home, process, device, bytes);
+		change(caller, context_epoch, process, device, bytes);
 	if (caller != allocation->caller) {
-		change(MEMORY_POOLED, home, process, device, bytes);
+		change(MEMORY_POOLED, context_epoch, process, device, bytes);
 		if (caller)
-			change(allocation->caller, home, process, device, bytes);
+			change(allocation->caller, context_epoch, process, device, bytes);
 	}
 }
 
 static __always_inline void record_free(__u32 process, const struct allocation *allocation)
 {
-	if (book_free(process, allocation->device, allocation->home, allocation->bytes))
-		change_caller_accounts(process, allocation, take_from_caller);
+	if (account_free(process, allocation->device, allocation->context_epoch, allocation->bytes))
+		change_caller_accounts(process, allocation, subtract_bytes_from_caller);
 }
 
 static __always_inline void record_allocation(struct zernel_thread *thread,
@@ -153,29 +153,29 @@ static __always_inline void record_allocation(struct zernel_thread *thread,
 	struct allocation_key key = { .process = thread->process, .kind = kind };
 	struct allocation allocation = {
 		.bytes = bytes,
-		.caller = call->caller,
+		.caller = call->return_address,
 		.device = device,
 		.references = 1,
 	};
 
 	if (!may_add_allocation(thread->process))
 		return;
-	allocation.home = book_allocation(thread->process, device, context, bytes);
-	if (allocation.home == MEMORY_LOST)
+	allocation.context_epoch = account_allocation(thread->process, device, context, bytes);
+	if (allocation.context_epoch == MEMORY_NOT_ACCOUNTED)
 		return;
 	bpf_probe_read_user(&key.object, sizeof(key.object), (void *)call->arguments[0]);
 	if (!set_allocation(&key, &allocation)) {
-		book_free(thread->process, device, allocation.home, bytes);
+		account_free(thread->process, device, allocation.context_epoch, bytes);
 		return;
 	}
-	change_caller_accounts(thread->process, &allocation, add_to_caller);
+	change_caller_accounts(thread->process, &allocation, add_bytes_to_caller);
 }
 
 /* The device of a context that was opened before its process was observed: that of its first
  * memory, or the process's first device. */
 __noinline __u32 presumed_device(__u32 handle, __u64 context)
 {
-	struct account_key key = { .home = context,
+	struct account_key key = { .context_epoch = context,
 				   .process = handle,
 				   .device = MEMORY_ANY_DEVICE };
 	struct account *account = context ? bpf_map_lookup_elem(&memory_accounts, &key) : NULL;
@@ -191,13 +191,13 @@ __noinline __u32 presumed_device(__u32 handle, __u64 context)
 }
 
 /* Records memory in the current context of the thread. */
-static __always_inline void record_in_context(struct zernel_thread *thread,
+static __always_inline void record_in_current_context(struct zernel_thread *thread,
 					      struct zernel_open_call *call, __u64 bytes)
 {
 	struct context_key key = { .context = thread->cuda_context.current,
 				   .process = thread->process };
 	__u32 *known = key.context ? bpf_map_lookup_elem(&contexts, &key) : NULL;
-	__u64 context = key.context & MEMORY_BELOW_EPOCH;
+	__u64 context = key.context & MEMORY_CONTEXT_MASK;
 	__u32 device;
 
 	if (known) {
@@ -213,23 +213,23 @@ static __always_inline void record_in_context(struct zernel_thread *thread,
 static __always_inline void free_memory_of_context(struct account *total, struct account *owner)
 {
 	for (int tries = 0; tries < 16; tries++) {
-		__u64 seen = *(volatile __u64 *)&owner->held;
-		__u64 next = (seen & ~MEMORY_BELOW_EPOCH) + MEMORY_BELOW_EPOCH + 1;
+		__u64 seen = *(volatile __u64 *)&owner->held_bytes_and_epoch;
+		__u64 next = (seen & ~MEMORY_CONTEXT_MASK) + MEMORY_CONTEXT_MASK + 1;
 
-		if (__sync_val_compare_and_swap(&owner->held, seen, next) != seen)
+		if (__sync_val_compare_and_swap(&owner->held_bytes_and_epoch, seen, next) != seen)
 			continue;
-		__sync_fetch_and_add(&total->current_bytes, -(seen & MEMORY_BELOW_EPOCH));
+		__sync_fetch_and_add(&total->current_bytes, -(seen & MEMORY_CONTEXT_MASK));
 		__sync_fetch_and_add(&total->frees,
 				     __sync_lock_test_and_set(&owner->held_allocations, 0));
 		return;
 	}
-	ZERNEL_LOST(memory_accounts);
+	ZERNEL_COUNT_LOST(memory_accounts);
 }
 
 /* Frees the memory of a context that is not a device's primary one. */
 static __always_inline void free_memory_of_other_context(__u32 process, __u64 context)
 {
-	struct account_key key = { .home = context & MEMORY_BELOW_EPOCH,
+	struct account_key key = { .context_epoch = context & MEMORY_CONTEXT_MASK,
 				   .process = process,
 				   .device = MEMORY_ANY_DEVICE };
 	struct account *owner = bpf_map_lookup_elem(&memory_accounts, &key);
@@ -349,8 +349,8 @@ static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
 	struct allocation_key key = { .process = thread->process, .kind = MEMORY_ADDRESS };
 	struct allocation *found;
 
-	bpf_probe_read_user(&call->caller, sizeof(call->caller), (void *)call->stack);
-	if (symbol->role != MEMORY_FREE || symbol->flags & ZERNEL_SAMPLED)
+	bpf_probe_read_user(&call->return_address, sizeof(call->return_address), (void *)call->stack);
+	if (symbol->role != MEMORY_FREE || symbol->flags & ZERNEL_IS_SAMPLED)
 		return;
 	key.object = call->arguments[0];
 	found = bpf_map_lookup_elem(&allocations, &key);
@@ -358,8 +358,8 @@ static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
 		return;
 	call->scratch[0] = found->bytes;
 	call->scratch[1] = found->device;
-	call->caller = found->caller;
-	call->arguments[1] = found->home;
+	call->return_address = found->caller;
+	call->arguments[1] = found->context_epoch;
 	if (!delete_allocation(&key))
 		call->scratch[0] = 0;
 }
@@ -374,8 +374,8 @@ static __always_inline void finish_free(struct zernel_thread *thread, struct zer
 	};
 	struct allocation allocation = {
 		.bytes = call->scratch[0],
-		.caller = call->caller,
-		.home = call->arguments[1],
+		.caller = call->return_address,
+		.context_epoch = call->arguments[1],
 		.device = call->scratch[1],
 		.references = 1,
 	};
@@ -406,17 +406,17 @@ static __always_inline void gpu_mem_leave(const struct zernel_symbol *symbol,
 		return;
 	switch (symbol->role) {
 	case MEMORY_ALLOCATE_POOLED:
-		if (symbol->flags & ZERNEL_SAMPLED)
+		if (symbol->flags & ZERNEL_IS_SAMPLED)
 			break;
-		call->caller |= MEMORY_POOLED;
+		call->return_address |= MEMORY_POOLED;
 		/* fallthrough */
 	case MEMORY_ALLOCATE:
-		record_in_context(thread, call, call->arguments[1]);
+		record_in_current_context(thread, call, call->arguments[1]);
 		break;
 	case MEMORY_ALLOCATE_PITCHED:
 		bpf_probe_read_user(&pitch, sizeof(pitch), (void *)call->arguments[1]);
 		call->arguments[3] = pitch * call->arguments[2];
-		record_in_context(thread, call, call->arguments[3]);
+		record_in_current_context(thread, call, call->arguments[3]);
 		break;
 	case MEMORY_CREATE:
 		if (device_of_created_memory(call->arguments[2], &device))

@@ -15,14 +15,14 @@ mirrors! {
         pub(crate) struct Allocation = "allocation" {
             bytes: u64,
             caller: u64,
-            home: u64,
+            context_epoch: u64,
             device: u32,
             references: u32,
         }
 
         pub(crate) struct AccountKey = "account_key" {
             caller: u64,
-            home: u64,
+            context_epoch: u64,
             process: u32,
             device: u32,
         }
@@ -32,7 +32,7 @@ mirrors! {
             peak_bytes: u64,
             allocations: u64,
             frees: u64,
-            held: u64,
+            held_bytes_and_epoch: u64,
             held_allocations: u64,
             unknown_context: u64,
             device: u32,
@@ -59,7 +59,7 @@ mirrors! {
             HANDLE = 1,
             MAPPING = 2,
         }
-        pub(super) u32 = "gpu_mem_home", "MEMORY_" {
+        pub(super) u32 = "gpu_mem_context_epoch", "MEMORY_" {
             EPOCH_SHIFT = 48,
         }
         pub(super) u32 = "gpu_mem_device", "MEMORY_" {
@@ -78,7 +78,7 @@ impl Allocation {
     pub(super) fn account_key(&self, process: u32) -> AccountKey {
         AccountKey {
             caller: self.caller,
-            home: self.home,
+            context_epoch: self.context_epoch,
             process,
             device: self.device,
         }

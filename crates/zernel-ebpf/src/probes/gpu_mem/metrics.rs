@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use zernel_model::aggregation::exposition::Exposition;
-use zernel_model::gpu::ProcessMemory;
+use zernel_model::gpu::ProcessGpuMemory;
 use zernel_model::snapshot::{DeviceMemory, ProcessSnapshot, Scope};
 
 use crate::metrics::{
@@ -67,7 +67,7 @@ fn expose_unexplained(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
 }
 
 /// Bytes that a process was observed to hold on the GPU that NVML lists it for.
-fn allocated_bytes(process: &ProcessSnapshot, used: &ProcessMemory) -> u64 {
+fn allocated_bytes(process: &ProcessSnapshot, used: &ProcessGpuMemory) -> u64 {
     let devices = process.probes.gpu_mem.memory.iter();
     let on_gpu = devices.filter(|device| device.gpu_id == Some(used.index));
     on_gpu.map(|device| device.bytes).sum()

@@ -7,7 +7,7 @@ pub(crate) mod metrics;
 mod state;
 
 pub use state::{GpuMemory, MemoryUse};
-pub(crate) use state::{ProcessGpus, forget, read_maps};
+pub(crate) use state::{ProcessGpus, delete_entries, read_maps};
 
 #[cfg(test)]
 pub(super) use layout::MIRRORS;
@@ -25,24 +25,24 @@ const fn memory_function(role: u8, names: &'static [&'static str]) -> ProbedFunc
 /// A function that stores the address of new memory; its second argument is the size.
 const fn allocates(names: &'static [&'static str]) -> ProbedFunction {
     memory_function(ALLOCATE, names)
-        .arguments([1, 2, 0, 0])
-        .bytes(2)
+        .kept_arguments([1, 2, 0, 0])
+        .bytes_argument(2)
 }
 
 /// An allocation from a memory pool. A program may make an allocation from a pool for every tensor, so these
 /// functions may be sampled.
 const fn allocates_pooled(names: &'static [&'static str]) -> ProbedFunction {
     memory_function(ALLOCATE_POOLED, names)
-        .arguments([1, 2, 0, 0])
-        .bytes(2)
+        .kept_arguments([1, 2, 0, 0])
+        .bytes_argument(2)
         .sampled_with(SamplingGroup::Pools)
 }
 
 /// A function that frees an address. The kernel stores the freed bytes as the fourth argument.
 const fn frees(names: &'static [&'static str]) -> ProbedFunction {
     memory_function(FREE, names)
-        .arguments([1, 0, 0, 0])
-        .bytes(4)
+        .kept_arguments([1, 0, 0, 0])
+        .bytes_argument(4)
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
@@ -51,19 +51,19 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     allocates_pooled(&["cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"]),
     allocates(&["cuMemAllocManaged"]),
     memory_function(ALLOCATE_PITCHED, &["cuMemAllocPitch_v2"])
-        .arguments([1, 2, 4, 0])
-        .bytes(4),
+        .kept_arguments([1, 2, 4, 0])
+        .bytes_argument(4),
     frees(&["cuMemFree_v2"]),
     frees(&["cuMemFreeAsync", "cuMemFreeAsync_ptsz"]).sampled_with(SamplingGroup::Pools),
     memory_function(CREATE, &["cuMemCreate"])
-        .arguments([1, 2, 3, 0])
-        .bytes(2),
-    memory_function(RETAIN, &["cuMemRetainAllocationHandle"]).arguments([1, 0, 0, 0]),
-    memory_function(RELEASE, &["cuMemRelease"]).arguments([1, 0, 0, 0]),
+        .kept_arguments([1, 2, 3, 0])
+        .bytes_argument(2),
+    memory_function(RETAIN, &["cuMemRetainAllocationHandle"]).kept_arguments([1, 0, 0, 0]),
+    memory_function(RELEASE, &["cuMemRelease"]).kept_arguments([1, 0, 0, 0]),
     memory_function(MAP, &["cuMemMap"])
-        .arguments([1, 2, 4, 0])
-        .bytes(2),
+        .kept_arguments([1, 2, 4, 0])
+        .bytes_argument(2),
     memory_function(UNMAP, &["cuMemUnmap"])
-        .arguments([1, 2, 0, 0])
-        .bytes(2),
+        .kept_arguments([1, 2, 0, 0])
+        .bytes_argument(2),
 ];

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use zernel_identity::gpu::VisibleDevices;
 use zernel_model::aggregation::GpuMemMetrics;
-use zernel_model::gpu::{GpuFacts, ProcessMemory};
+use zernel_model::gpu::{GpuFacts, ProcessGpuMemory};
 use zernel_model::snapshot::{CallerMemory, DeviceMemory, MemorySnapshot};
 use zernel_phase::shared::NO_GPU;
 
 use super::callers::{CallerLibraries, UNKNOWN_LIBRARY};
 use super::epochs::ContextEpochs;
 use super::layout::{ADDRESS, ANY_DEVICE, Account, AccountKey, Allocation, AllocationKey};
-use crate::observer::{Kernel, ObservedProcess, TenantTable};
+use crate::observer::{KernelPrograms, ObservedProcess, TenantTable};
 use crate::probes::{ProbeState, SamplingGroup};
 
 /// GPU memory of a process.
@@ -35,7 +35,7 @@ pub struct MemoryUse {
 
 /// Reads the accounts of all processes.
 pub(crate) fn read_maps(
-    kernel: &Kernel,
+    kernel: &KernelPrograms,
     processes: &mut BTreeMap<u32, ObservedProcess>,
 ) -> libbpf_rs::Result<()> {
     let accounts: Vec<(AccountKey, Account)> = kernel.read_map_entries("memory_accounts")?;
@@ -45,17 +45,17 @@ pub(crate) fn read_maps(
     }
     for (key, account) in &accounts {
         if let Some(process) = processes.get_mut(&key.process)
-            && !epochs.is_over(key)
+            && !epochs.is_epoch_over(key)
         {
             process.probes.gpu_mem.add_account(key, account);
         }
     }
-    if accounts.iter().any(|(key, _)| epochs.is_over(key)) {
-        delete_emptied(kernel, &epochs)?;
+    if accounts.iter().any(|(key, _)| epochs.is_epoch_over(key)) {
+        delete_memory_of_ended_epochs(kernel, &epochs)?;
     }
     for process in processes.values_mut() {
         if process.is_group_sampled(SamplingGroup::Pools) {
-            process.probes.gpu_mem.leave_out_pools();
+            process.probes.gpu_mem.subtract_pool_memory();
         }
         process.probes.gpu_mem.resolve_callers(process.pid);
     }
@@ -63,16 +63,22 @@ pub(crate) fn read_maps(
 }
 
 /// Deletes the allocations of contexts that were destroyed or reset, and the accounts of their callers.
-fn delete_emptied(kernel: &Kernel, epochs: &ContextEpochs) -> libbpf_rs::Result<()> {
-    let is_over = |key: &AllocationKey, allocation: &Allocation| {
-        key.kind == ADDRESS && epochs.is_over(&allocation.account_key(key.process))
+fn delete_memory_of_ended_epochs(
+    kernel: &KernelPrograms,
+    epochs: &ContextEpochs,
+) -> libbpf_rs::Result<()> {
+    let is_epoch_over = |key: &AllocationKey, allocation: &Allocation| {
+        key.kind == ADDRESS && epochs.is_epoch_over(&allocation.account_key(key.process))
     };
-    delete_allocations(kernel, is_over)?;
-    delete_accounts(kernel, |key| epochs.is_over(key))
+    delete_allocations(kernel, is_epoch_over)?;
+    delete_accounts(kernel, |key| epochs.is_epoch_over(key))
 }
 
 /// Deletes the allocations and accounts of exited processes.
-pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
+pub(crate) fn delete_entries(
+    kernel: &KernelPrograms,
+    processes: &BTreeSet<u32>,
+) -> libbpf_rs::Result<()> {
     let is_theirs = |key: &AllocationKey, _: &Allocation| processes.contains(&key.process);
     delete_allocations(kernel, is_theirs)?;
     delete_accounts(kernel, |key| processes.contains(&key.process))
@@ -80,7 +86,7 @@ pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::R
 
 /// Deletes allocations that meet a condition.
 fn delete_allocations(
-    kernel: &Kernel,
+    kernel: &KernelPrograms,
     condition: impl Fn(&AllocationKey, &Allocation) -> bool,
 ) -> libbpf_rs::Result<()> {
     let deleted = kernel.delete_where("allocations", condition)?;
@@ -91,7 +97,7 @@ fn delete_allocations(
 
 /// Deletes accounts that meet a condition.
 fn delete_accounts(
-    kernel: &Kernel,
+    kernel: &KernelPrograms,
     condition: impl Fn(&AccountKey) -> bool,
 ) -> libbpf_rs::Result<()> {
     let meets = |key: &AccountKey, _: &Account| condition(key);
@@ -140,7 +146,7 @@ impl GpuMemory {
 
     /// Subtracts the memory of pools from the memory in use. The pool functions are sampled from now on, so frees would be
     /// missed.
-    fn leave_out_pools(&mut self) {
+    fn subtract_pool_memory(&mut self) {
         for (device, pooled) in &self.pooled {
             let Some(memory) = self.by_device.get_mut(device) else {
                 continue;
@@ -164,7 +170,7 @@ impl GpuMemory {
 impl ProbeState for GpuMemory {
     type Snapshot = MemorySnapshot;
 
-    fn exit(&mut self) {
+    fn release_on_exit(&mut self) {
         for memory in self.by_device.values_mut() {
             memory.total.current_bytes = 0;
             memory.by_caller.values_mut().for_each(|bytes| *bytes = 0);
@@ -234,7 +240,7 @@ impl<'a> ProcessGpus<'a> {
     pub(crate) fn new(
         process: &'a ObservedProcess,
         gpus: &'a [GpuFacts],
-        gpu_processes: &[ProcessMemory],
+        gpu_processes: &[ProcessGpuMemory],
     ) -> Self {
         let listed = gpu_processes.iter().filter(|it| it.pid == process.pid);
         let used: BTreeSet<u32> = listed.map(|it| it.index).collect();

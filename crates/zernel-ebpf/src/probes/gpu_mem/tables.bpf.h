@@ -34,21 +34,21 @@ ZERNEL_IN_BTF(enum, gpu_mem_caller_bit);
 
 /* The home of memory: the address of its context in the lower 48 bits, and the epoch above. Address
  * 0 stands for the primary context of the device, and for a thread without a known context. */
-enum gpu_mem_home {
+enum gpu_mem_context_epoch {
 	MEMORY_EPOCH_SHIFT = 48,
 };
-ZERNEL_IN_BTF(enum, gpu_mem_home);
+ZERNEL_IN_BTF(enum, gpu_mem_context_epoch);
 
-#define MEMORY_BELOW_EPOCH ((1ULL << MEMORY_EPOCH_SHIFT) - 1)
+#define MEMORY_CONTEXT_MASK ((1ULL << MEMORY_EPOCH_SHIFT) - 1)
 /* Created memory outlives contexts. */
-#define MEMORY_OF_NO_CONTEXT MEMORY_BELOW_EPOCH
+#define MEMORY_OF_NO_CONTEXT MEMORY_CONTEXT_MASK
 /* Returned instead of a home if an account has no room. */
-#define MEMORY_LOST (~0ULL)
+#define MEMORY_NOT_ACCOUNTED (~0ULL)
 
 struct allocation {
 	__u64 bytes;
 	__u64 caller; /* of a mapping: the handle */
-	__u64 home;
+	__u64 context_epoch;
 	__u32 device;
 	__u32 references;
 };
@@ -56,7 +56,7 @@ struct allocation {
 /* Without a caller: the account of a device, or of a context that is not a device's primary one. */
 struct account_key {
 	__u64 caller; /* 0: all callers together */
-	__u64 home; /* without a caller: the context, in epoch 0 */
+	__u64 context_epoch; /* without a caller: the context, in epoch 0 */
 	__u32 process;
 	__u32 device; /* of the account of a context: MEMORY_ANY_DEVICE */
 };
@@ -71,7 +71,7 @@ struct account {
 	__u64 peak_bytes; /* of a device, like the next two */
 	__u64 allocations;
 	__u64 frees;
-	__u64 held; /* by the context: bytes, and its epoch above */
+	__u64 held_bytes_and_epoch; /* by the context: bytes, and its epoch above */
 	__u64 held_allocations;
 	__u64 unknown_context; /* of a device: a context that may be its primary one */
 	__u32 device; /* of a context */
@@ -100,7 +100,7 @@ static __always_inline bool add_allocation(const struct allocation_key *key,
 {
 	if (bpf_map_update_elem(&allocations, key, allocation, BPF_NOEXIST))
 		return false;
-	zernel_add_to_entry_count(key->process, ZERNEL_ALLOCATION_TABLE, 1);
+	zernel_count_process_entries(key->process, ZERNEL_ALLOCATION_TABLE, 1);
 	return true;
 }
 
@@ -109,7 +109,7 @@ static __always_inline bool delete_allocation(const struct allocation_key *key)
 {
 	if (bpf_map_delete_elem(&allocations, key))
 		return false;
-	zernel_add_to_entry_count(key->process, ZERNEL_ALLOCATION_TABLE, -1);
+	zernel_count_process_entries(key->process, ZERNEL_ALLOCATION_TABLE, -1);
 	return true;
 }
 
@@ -120,31 +120,31 @@ static __always_inline bool set_allocation(const struct allocation_key *key,
 	if (add_allocation(key, allocation) ||
 	    !bpf_map_update_elem(&allocations, key, allocation, BPF_EXIST))
 		return true;
-	ZERNEL_LOST(allocations);
+	ZERNEL_COUNT_LOST(allocations);
 	return false;
 }
 
 /* Whether a process may have another allocation, because its tenant has not used up its share. */
 static __always_inline bool may_add_allocation(__u32 process)
 {
-	return zernel_may_add_entry_of(process, ZERNEL_ALLOCATION_TABLE);
+	return zernel_process_may_add_entry(process, ZERNEL_ALLOCATION_TABLE);
 }
 
 /* An account, which is opened if there is none; NULL if none is free for the tenant. */
-static __always_inline struct account *find_account(const struct account_key *key)
+static __always_inline struct account *get_or_create_account(const struct account_key *key)
 {
 	static const struct account empty;
 	struct account *account = bpf_map_lookup_elem(&memory_accounts, key);
 
 	if (account)
 		return account;
-	if (!zernel_may_add_entry_of(key->process, ZERNEL_ACCOUNT_TABLE))
+	if (!zernel_process_may_add_entry(key->process, ZERNEL_ACCOUNT_TABLE))
 		return NULL;
 	if (!bpf_map_update_elem(&memory_accounts, key, &empty, BPF_NOEXIST))
-		zernel_add_to_entry_count(key->process, ZERNEL_ACCOUNT_TABLE, 1);
+		zernel_count_process_entries(key->process, ZERNEL_ACCOUNT_TABLE, 1);
 	account = bpf_map_lookup_elem(&memory_accounts, key);
 	if (!account)
-		ZERNEL_LOST(memory_accounts);
+		ZERNEL_COUNT_LOST(memory_accounts);
 	return account;
 }
 
@@ -152,32 +152,32 @@ static __always_inline struct account *device_account(__u32 process, __u32 devic
 {
 	struct account_key key = { .process = process, .device = device };
 
-	return find_account(&key);
+	return get_or_create_account(&key);
 }
 
 static __always_inline struct account *context_account(__u32 process, __u64 context)
 {
-	struct account_key key = { .home = context,
+	struct account_key key = { .context_epoch = context,
 				   .process = process,
 				   .device = MEMORY_ANY_DEVICE };
 
-	return find_account(&key);
+	return get_or_create_account(&key);
 }
 
 /* Subtracts bytes from the memory that a context holds; false if the epoch in which the memory was allocated is over. */
-static __always_inline bool release_held(struct account *account, __u64 epoch, __u64 bytes)
+static __always_inline bool subtract_held_bytes(struct account *account, __u64 epoch, __u64 bytes)
 {
 	for (int tries = 0; tries < 16; tries++) {
-		__u64 seen = *(volatile __u64 *)&account->held;
+		__u64 seen = *(volatile __u64 *)&account->held_bytes_and_epoch;
 
 		if (seen >> MEMORY_EPOCH_SHIFT != epoch)
 			return false;
-		if (__sync_val_compare_and_swap(&account->held, seen, seen - bytes) == seen) {
+		if (__sync_val_compare_and_swap(&account->held_bytes_and_epoch, seen, seen - bytes) == seen) {
 			__sync_fetch_and_add(&account->held_allocations, -1ULL);
 			return true;
 		}
 	}
-	ZERNEL_LOST(memory_accounts);
+	ZERNEL_COUNT_LOST(memory_accounts);
 	return false;
 }
 

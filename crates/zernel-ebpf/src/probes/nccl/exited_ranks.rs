@@ -50,7 +50,7 @@ pub(crate) struct ExitedRanks(Vec<ExitedRank>);
 impl ExitedRanks {
     /// Adds a process that exited with a wait status, if it has communicators.
     pub(crate) fn add_exited_process(&mut self, process: &ObservedProcess, status: u64) {
-        let communicators = &process.probes.nccl.all;
+        let communicators = &process.probes.nccl.communicators;
         let Some(ended_ns) = process.ended_ns.filter(|_| !communicators.is_empty()) else {
             return;
         };
@@ -69,7 +69,7 @@ impl ExitedRanks {
         running: impl Iterator<Item = &'a ObservedProcess>,
     ) {
         let hashes: BTreeSet<u64> = running
-            .flat_map(|process| &process.probes.nccl.all)
+            .flat_map(|process| &process.probes.nccl.communicators)
             .map(|communicator| communicator.hash)
             .collect();
         for rank in &mut self.0 {

@@ -21,7 +21,7 @@ mirrors! {
             operation: u32,
             rank: u32,
             ranks: u32,
-            splits: u32,
+            split_count: u32,
             operations: u64,
             longest_gap_ns: u64,
         }

@@ -13,7 +13,7 @@
 #include <bpf/bpf_helpers.h>
 #include "btf.h"
 #include "duration.h"
-#include "family.h"
+#include "duration_kind.h"
 #include "limits.h"
 #include "losses.h"
 #include "settings.h"
@@ -42,8 +42,8 @@ enum nccl_no_rank {
 ZERNEL_IN_BTF(enum, nccl_no_rank);
 
 #define NCCL_UNIQUE_ID_WORDS 16
-#define NCCL_MAX_PENDING 64
-#define NCCL_MAX_EXPECTED 16
+#define NCCL_MAX_PENDING_COLLECTIVES 64
+#define NCCL_MAX_EXPECTED_COMMUNICATORS 16
 #define NCCL_NO_COLOR 0xffffffffU
 /* ncclInProgress: a communicator that does not block has begun the operation. */
 #define NCCL_IN_PROGRESS 7
@@ -64,7 +64,7 @@ struct communicator {
 	__u32 operation; /* enum nccl_operation of the last collective */
 	__u32 rank; /* NCCL_NO_RANK: unknown */
 	__u32 ranks; /* 0: unknown */
-	__u32 splits;
+	__u32 split_count;
 	__u64 operations; /* of the last 16 collectives, four bits each, the newest lowest */
 	__u64 longest_gap_ns; /* between the entries of two successive collectives */
 };
@@ -87,7 +87,7 @@ struct expected_list {
 		__u32 ranks;
 		__u32 is_grouped; /* it is stored when the group ends */
 		__u32 reserved;
-	} last[NCCL_MAX_EXPECTED];
+	} last[NCCL_MAX_EXPECTED_COMMUNICATORS];
 };
 
 struct {
@@ -105,7 +105,7 @@ struct process_collectives {
 	struct {
 		__u64 since_ns;
 		__u64 operation;
-	} last[NCCL_MAX_PENDING];
+	} last[NCCL_MAX_PENDING_COLLECTIVES];
 };
 
 struct {
@@ -119,7 +119,7 @@ struct {
 /* The pending collectives that a wait for a stream or an event covers. */
 struct covered_collectives {
 	__u64 entered; /* `entered` of struct process_collectives when this was stored */
-	__u64 which; /* bits of their places in struct process_collectives */
+	__u64 collective_bits; /* bits of their places in struct process_collectives */
 };
 
 struct {
@@ -127,7 +127,7 @@ struct {
 	__uint(max_entries, 1 << 14);
 	__type(key, struct communicator_key);
 	__type(value, struct covered_collectives);
-} covers SEC(".maps");
+} covered_by_object SEC(".maps");
 
 /* The size of an element of an ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, half,
  * float, double, bfloat16, float8e4m3, float8e5m2. */
@@ -187,18 +187,18 @@ static __always_inline void set_communicator(const struct communicator_key *key,
 					     const struct communicator *made)
 {
 	if (!bpf_map_update_elem(&communicators, key, made, BPF_EXIST) ||
-	    !zernel_may_add_entry_of(key->process, ZERNEL_COMMUNICATOR_TABLE))
+	    !zernel_process_may_add_entry(key->process, ZERNEL_COMMUNICATOR_TABLE))
 		return;
 	if (bpf_map_update_elem(&communicators, key, made, BPF_NOEXIST))
-		ZERNEL_LOST(communicators);
+		ZERNEL_COUNT_LOST(communicators);
 	else
-		zernel_add_to_entry_count(key->process, ZERNEL_COMMUNICATOR_TABLE, 1);
+		zernel_count_process_entries(key->process, ZERNEL_COMMUNICATOR_TABLE, 1);
 }
 
 static __always_inline void delete_communicator(const struct communicator_key *key)
 {
 	if (!bpf_map_delete_elem(&communicators, key))
-		zernel_add_to_entry_count(key->process, ZERNEL_COMMUNICATOR_TABLE, -1);
+		zernel_count_process_entries(key->process, ZERNEL_COMMUNICATOR_TABLE, -1);
 }
 
 __noinline int add_communicator(__u32 process, __u64 communicator, __u64 hash, __u32 rank,
@@ -226,7 +226,7 @@ static __always_inline void expect_communicator(__u32 process,
 		if (!expected)
 			return;
 	}
-	expected->last[__sync_fetch_and_add(&expected->count, 1) % NCCL_MAX_EXPECTED] = *one;
+	expected->last[__sync_fetch_and_add(&expected->count, 1) % NCCL_MAX_EXPECTED_COMMUNICATORS] = *one;
 }
 
 /*
@@ -234,13 +234,13 @@ static __always_inline void expect_communicator(__u32 process,
  * of a group that has ended. A caller that does not block may reuse the memory once it has read the
  * handle, so a value there alone proves nothing.
  */
-__noinline int add_expected(__u32 process, __u64 used)
+__noinline int add_stored_communicators(__u32 process, __u64 used)
 {
 	struct expected_list *expected = bpf_map_lookup_elem(&expected_communicators, &process);
 
 	if (!expected)
 		return 0;
-	for (int i = 0; i < NCCL_MAX_EXPECTED; i++) {
+	for (int i = 0; i < NCCL_MAX_EXPECTED_COMMUNICATORS; i++) {
 		struct expected_communicator *one = &expected->last[i];
 		__u64 handle = one->stored_at ? read_handle(one->stored_at) : 0;
 
@@ -287,7 +287,7 @@ static __always_inline __u64 new_communicator_address(const struct zernel_symbol
 
 /* A rank waits for the others to join. Until the call that creates the communicator returns, this entry shows that the
  * rank waits. */
-static __always_inline void begin_join(__u32 process, __u64 stored_at, __u64 hash, __u32 rank,
+static __always_inline void add_joining_communicator(__u32 process, __u64 stored_at, __u64 hash, __u32 rank,
 				       __u32 ranks)
 {
 	struct communicator_key key = { .communicator = stored_at,
@@ -299,9 +299,9 @@ static __always_inline void begin_join(__u32 process, __u64 stored_at, __u64 has
 	set_communicator(&key, &made);
 }
 
-/* Deletes the entry that begin_join() added: the call that creates the communicator has returned, with or without
+/* Deletes the entry that add_joining_communicator() added: the call that creates the communicator has returned, with or without
  * success. */
-static __always_inline void end_join(const struct zernel_symbol *symbol, __u32 process,
+static __always_inline void delete_joining_communicator(const struct zernel_symbol *symbol, __u32 process,
 				     const struct zernel_open_call *call)
 {
 	struct communicator_key key = { .communicator = new_communicator_address(symbol, call),
@@ -316,43 +316,43 @@ static __always_inline void end_join(const struct zernel_symbol *symbol, __u32 p
 static __always_inline __u64 collectives_still_covered(const struct covered_collectives *covered,
 							       __u64 entered)
 {
-	__u64 newer = entered - covered->entered, from = covered->entered % NCCL_MAX_PENDING;
+	__u64 newer = entered - covered->entered, from = covered->entered % NCCL_MAX_PENDING_COLLECTIVES;
 	__u64 taken;
 
-	if (newer >= NCCL_MAX_PENDING)
+	if (newer >= NCCL_MAX_PENDING_COLLECTIVES)
 		return 0;
 	taken = (1ULL << newer) - 1;
 	if (from)
-		taken = taken << from | taken >> (NCCL_MAX_PENDING - from);
-	return covered->which & ~taken;
+		taken = taken << from | taken >> (NCCL_MAX_PENDING_COLLECTIVES - from);
+	return covered->collective_bits & ~taken;
 }
 
 /* The pending collectives that a wait for the object covers. */
-__noinline __u64 covered_by_wait(__u32 process, __u64 object)
+__noinline __u64 collectives_covered_by(__u32 process, __u64 object)
 {
 	struct process_collectives *pending = bpf_map_lookup_elem(&pending_collectives, &process);
 	struct communicator_key key = { .communicator = object, .process = process };
-	struct covered_collectives *covered = pending ? bpf_map_lookup_elem(&covers, &key) : NULL;
+	struct covered_collectives *covered = pending ? bpf_map_lookup_elem(&covered_by_object, &key) : NULL;
 
 	return covered ? collectives_still_covered(covered, pending->entered) : 0;
 }
 
 /* Sets the collectives that a wait for the object covers. */
-__noinline int set_covered_collectives(__u32 process, __u64 object, __u64 which)
+__noinline int set_covered_collectives(__u32 process, __u64 object, __u64 collective_bits)
 {
 	struct process_collectives *pending = bpf_map_lookup_elem(&pending_collectives, &process);
 	struct communicator_key key = { .communicator = object, .process = process };
-	struct covered_collectives covered = { .which = which };
+	struct covered_collectives covered = { .collective_bits = collective_bits };
 
 	if (!pending)
 		return 0;
 	covered.entered = pending->entered;
-	bpf_map_update_elem(&covers, &key, &covered, BPF_ANY);
+	bpf_map_update_elem(&covered_by_object, &key, &covered, BPF_ANY);
 	return 0;
 }
 
 /* Adds a pending collective on a stream. */
-__noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __u64 since_ns)
+__noinline int add_pending_collective(__u32 process, __u64 stream, __u32 operation, __u64 since_ns)
 {
 	struct process_collectives *pending = bpf_map_lookup_elem(&pending_collectives, &process);
 	struct zernel_settings *set = zernel_settings();
@@ -366,28 +366,28 @@ __noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __
 		if (!pending)
 			return 0;
 	}
-	place = __sync_fetch_and_add(&pending->entered, 1) % NCCL_MAX_PENDING;
+	place = __sync_fetch_and_add(&pending->entered, 1) % NCCL_MAX_PENDING_COLLECTIVES;
 	pending->last[place].since_ns = since_ns;
 	pending->last[place].operation = operation;
 	bit = 1ULL << place;
-	if (__sync_fetch_and_or(&pending->open, bit) & bit && set && !set->events_sampled)
-		ZERNEL_LOST(collectives);
-	set_covered_collectives(process, stream, covered_by_wait(process, stream) | bit);
+	if (__sync_fetch_and_or(&pending->open, bit) & bit && set && !set->are_events_sampled)
+		ZERNEL_COUNT_LOST(collectives);
+	set_covered_collectives(process, stream, collectives_covered_by(process, stream) | bit);
 	return 0;
 }
 
-/* A wait that covers these collectives has returned. Collectives from before events_from_ns are not
+/* A wait that covers these collectives has returned. Collectives from before events_probed_since_ns are not
  * timed: an earlier wait, not seen, may have covered them. */
-__noinline int collectives_done(__u32 process, __u64 which, __u64 now_ns)
+__noinline int end_pending_collectives(__u32 process, __u64 collective_bits, __u64 now_ns)
 {
 	struct process_collectives *pending = bpf_map_lookup_elem(&pending_collectives, &process);
 	struct zernel_settings *set = zernel_settings();
 
 	if (!pending || !set)
 		return 0;
-	which &= __sync_fetch_and_and(&pending->open, ~which);
-	for (int i = 0; i < NCCL_MAX_PENDING && which; i++, which >>= 1) {
-		if (which & 1 && pending->last[i].since_ns >= set->events_from_ns)
+	collective_bits &= __sync_fetch_and_and(&pending->open, ~collective_bits);
+	for (int i = 0; i < NCCL_MAX_PENDING_COLLECTIVES && collective_bits; i++, collective_bits >>= 1) {
+		if (collective_bits & 1 && pending->last[i].since_ns >= set->events_probed_since_ns)
 			zernel_observe_duration(process,
 						ZERNEL_COLLECTIVE_UNTIL_SYNC +
 							(__u32)pending->last[i].operation,
@@ -396,9 +396,9 @@ __noinline int collectives_done(__u32 process, __u64 which, __u64 now_ns)
 	return 0;
 }
 
-static __always_inline __u32 operation_of(const struct zernel_symbol *symbol)
+static __always_inline __u32 operation_of_symbol(const struct zernel_symbol *symbol)
 {
-	__u32 operation = symbol->family - ZERNEL_COLLECTIVE_ENQUEUE;
+	__u32 operation = symbol->duration_kind - ZERNEL_COLLECTIVE_ENQUEUE;
 
 	return operation < NCCL_OPS ? operation : NCCL_OP_OTHER;
 }
@@ -433,22 +433,22 @@ static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 			break;
 		communicator = find_communicator(thread->process, call->arguments[2]);
 		if (!communicator) {
-			add_expected(thread->process, call->arguments[2]);
+			add_stored_communicators(thread->process, call->arguments[2]);
 			communicator = find_communicator(thread->process, call->arguments[2]);
 		}
 		if (!communicator)
 			break;
-		note_entered_collective(communicator, operation_of(symbol), call->arguments[0]);
+		note_entered_collective(communicator, operation_of_symbol(symbol), call->arguments[0]);
 		break;
 	case NCCL_INIT_RANK:
 		/* The unique id, 128 bytes passed by value, lies above the return address. */
 		call->scratch[0] = hash_unique_id(call->stack + 8);
-		begin_join(thread->process, call->arguments[0], call->scratch[0],
+		add_joining_communicator(thread->process, call->arguments[0], call->scratch[0],
 			   call->arguments[2], call->arguments[1]);
 		break;
 	case NCCL_INIT_SCALABLE:
 		call->scratch[0] = hash_unique_id(call->arguments[3]);
-		begin_join(thread->process, call->arguments[0], call->scratch[0],
+		add_joining_communicator(thread->process, call->arguments[0], call->scratch[0],
 			   call->arguments[2], call->arguments[1]);
 		break;
 	case NCCL_SPLIT:
@@ -457,9 +457,9 @@ static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 			break;
 		/* All ranks of a communicator split it in the same order, and all wait in the split, whatever their
 		 * color. */
-		communicator->splits++;
-		call->scratch[0] = mix_into_hash(communicator->hash, communicator->splits);
-		begin_join(thread->process, call->arguments[3], call->scratch[0],
+		communicator->split_count++;
+		call->scratch[0] = mix_into_hash(communicator->hash, communicator->split_count);
+		add_joining_communicator(thread->process, call->arguments[3], call->scratch[0],
 			   communicator->rank, communicator->ranks);
 		break;
 	case NCCL_DESTROY:
@@ -495,7 +495,7 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 	struct communicator *communicator;
 	__u32 color;
 
-	end_join(symbol, thread->process, call);
+	delete_joining_communicator(symbol, thread->process, call);
 	if (failed)
 		return;
 	switch (symbol->role) {
@@ -505,7 +505,7 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 			communicator->left_ns = now_ns;
 		/* fallthrough */
 	case NCCL_POINT_TO_POINT:
-		await_collective(thread->process, call->arguments[3], operation_of(symbol),
+		add_pending_collective(thread->process, call->arguments[3], operation_of_symbol(symbol),
 				 call->since_ns);
 		break;
 	case NCCL_INIT_RANK:
@@ -524,7 +524,7 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 						   NCCL_NO_RANK, 0, result);
 		break;
 	case NCCL_GROUP:
-		add_expected(thread->process, 0);
+		add_stored_communicators(thread->process, 0);
 		break;
 	case NCCL_RANK:
 		communicator = find_communicator(thread->process, call->arguments[0]);

@@ -6,9 +6,9 @@ use libbpf_rs::MapCore;
 use zernel_model::snapshot::{CollectiveTotals, CommunicatorSnapshot, NcclSnapshot};
 
 use super::layout;
-use crate::observer::{Kernel, ObservedProcess, TenantTable, seconds_ago};
+use crate::observer::{KernelPrograms, ObservedProcess, TenantTable, seconds_ago};
 use crate::probes::gpu_mem::ProcessGpus;
-use crate::probes::{CallKind, DurationKind, Operation, ProbeState};
+use crate::probes::{CallKind, DurationKind, NcclOperation, ProbeState};
 
 /// Number of operations that a communicator remembers.
 const REMEMBERED_OPERATIONS: u64 = 16;
@@ -19,7 +19,7 @@ const OPERATION_BITS: u64 = 4;
 #[derive(Debug, Default)]
 pub struct Communicators {
     /// The communicators.
-    pub all: Vec<Communicator>,
+    pub communicators: Vec<Communicator>,
 }
 
 /// A communicator of a process, and the progress of the process on it.
@@ -34,7 +34,7 @@ pub struct Communicator {
     /// Collectives entered.
     pub sequence: u64,
     /// Operation of the latest collective.
-    pub operation: Operation,
+    pub operation: NcclOperation,
     /// Bytes of the latest collective.
     pub bytes: u64,
     /// When the process entered the latest collective, in nanoseconds of CLOCK_MONOTONIC.
@@ -52,11 +52,11 @@ pub struct Communicator {
 
 /// Reads the communicators of all processes.
 pub(crate) fn read_maps(
-    kernel: &Kernel,
+    kernel: &KernelPrograms,
     processes: &mut BTreeMap<u32, ObservedProcess>,
 ) -> libbpf_rs::Result<()> {
     for process in processes.values_mut() {
-        process.probes.nccl.all.clear();
+        process.probes.nccl.communicators.clear();
     }
     for (key, record) in kernel.read_map_entries("communicators")? {
         let key: layout::CommunicatorKey = key;
@@ -65,14 +65,17 @@ pub(crate) fn read_maps(
             if let (Some(rank), Some(ranks)) = (communicator.rank, communicator.ranks) {
                 process.adopt_rank(rank, ranks);
             }
-            process.probes.nccl.all.push(communicator);
+            process.probes.nccl.communicators.push(communicator);
         }
     }
     Ok(())
 }
 
 /// Deletes the communicators of exited processes.
-pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
+pub(crate) fn delete_entries(
+    kernel: &KernelPrograms,
+    processes: &BTreeSet<u32>,
+) -> libbpf_rs::Result<()> {
     let is_theirs =
         |key: &layout::CommunicatorKey, _: &layout::Communicator| processes.contains(&key.process);
     let deleted = kernel.delete_where("communicators", is_theirs)?;
@@ -108,7 +111,7 @@ impl Communicator {
     }
 
     /// Latest operations on the communicator, newest first; at most 16.
-    pub fn last_operations(&self) -> impl Iterator<Item = Operation> {
+    pub fn last_operations(&self) -> impl Iterator<Item = NcclOperation> {
         let known = self.sequence.min(REMEMBERED_OPERATIONS);
         (0..known)
             .map(|place| operation_from_number(self.operations >> (OPERATION_BITS * place) & 0xf))
@@ -133,31 +136,38 @@ impl Communicator {
     }
 }
 
-fn operation_from_number(number: u64) -> Operation {
-    let known = Operation::ALL.get(number as usize);
-    known.copied().unwrap_or(Operation::Other)
+fn operation_from_number(number: u64) -> NcclOperation {
+    let known = NcclOperation::ALL.get(number as usize);
+    known.copied().unwrap_or(NcclOperation::Other)
 }
 
 impl ProbeState for Communicators {
     type Snapshot = NcclSnapshot;
 
-    fn exit(&mut self) {
-        self.all.clear();
+    fn release_on_exit(&mut self) {
+        self.communicators.clear();
     }
 
     fn snapshot(&self, process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> NcclSnapshot {
-        let operations = Operation::ALL.into_iter();
+        let operations = NcclOperation::ALL.into_iter();
         NcclSnapshot {
             collectives: operations
                 .filter_map(|operation| collective_totals(process, operation))
                 .collect(),
-            communicators: self.all.iter().map(Communicator::snapshot).collect(),
+            communicators: self
+                .communicators
+                .iter()
+                .map(Communicator::snapshot)
+                .collect(),
         }
     }
 }
 
 /// Totals of all collectives of one operation; `None` if the process made no such collective.
-fn collective_totals(process: &ObservedProcess, operation: Operation) -> Option<CollectiveTotals> {
+fn collective_totals(
+    process: &ObservedProcess,
+    operation: NcclOperation,
+) -> Option<CollectiveTotals> {
     let count = process.count_calls(|what| what == CallKind::Communication(operation));
     let enqueue_times = process.shared_duration_histogram(DurationKind::Enqueue(operation));
     let until_sync_times = process.shared_duration_histogram(DurationKind::UntilSync(operation));

@@ -171,16 +171,16 @@ static __always_inline __u8 block_reason(struct task_struct *task)
 
 /* Whether the thread helps another thread that announces its steps. A helper may launch, sync and copy for that thread,
  * as the autograd thread does. */
-static __always_inline bool helps_announcer(const struct zernel_process *process,
+static __always_inline bool helps_step_announcer(const struct zernel_process *process,
 					    const struct zernel_task_state *state)
 {
 	const __u16 announces = ZERNEL_ANNOUNCES_DATA | ZERNEL_ANNOUNCES_UPDATES;
 
-	return process->announcer && !(state->tracker.flags & announces);
+	return process->step_announcer_tid && !(state->tracker.flags & announces);
 }
 
 /* CPython's global lock changes hands at this interval, unless a program sets another one. */
-#define PYTHON_LOCK_NS 5000000ULL
+#define PYTHON_LOCK_INTERVAL_NS 5000000ULL
 #define FUTEX_CALL 202
 #define FUTEX_OPERATION 127 /* without flags, such as that of the clock */
 #define FUTEX_WAIT 0 /* mutexes of the C library, barriers of OpenMP */
@@ -202,13 +202,13 @@ static __noinline __u8 lock_of_block(struct task_struct *task, __u64 now_ns)
 	    bpf_probe_read_user(until, sizeof(until), (void *)registers->r10))
 		return SCHED_NO_LOCK;
 	until_ns = until[0] * 1000000000ULL + until[1];
-	return until_ns - now_ns <= PYTHON_LOCK_NS ? SCHED_PYTHON_LOCK : SCHED_NO_LOCK;
+	return until_ns - now_ns <= PYTHON_LOCK_INTERVAL_NS ? SCHED_PYTHON_LOCK : SCHED_NO_LOCK;
 }
 
 /* Whether the wake-up of a thread ended a wait for data of its process not long ago. */
-static __always_inline bool hands_over_data(const struct sched_thread *run, __u64 now_ns)
+static __always_inline bool has_handed_over_data(const struct sched_thread *run, __u64 now_ns)
 {
-	return run->loads_ns && (__s64)(now_ns - run->loads_ns) < (__s64)SCHED_ROLE_NS;
+	return run->ended_data_wait_ns && (__s64)(now_ns - run->ended_data_wait_ns) < (__s64)SCHED_ROLE_TIMEOUT_NS;
 }
 
 /* Whether a thread loads data: it belongs to a process that was forked for that, or its wake-up ended a
@@ -218,12 +218,12 @@ static __always_inline bool loads_data(const struct zernel_thread *thread,
 				       const struct zernel_task_state *state, __u64 now_ns)
 {
 	return process->flags & ZERNEL_IS_LOADER ||
-	       (hands_over_data(&thread->sched, now_ns) &&
+	       (has_handed_over_data(&thread->sched, now_ns) &&
 		!(state->tracker.flags & ZERNEL_ANNOUNCES_UPDATES));
 }
 
 /* Whether the current task sleeps in a system call until a time is over. */
-static __always_inline bool sleeps(void)
+static __always_inline bool is_in_sleep_call(void)
 {
 	struct pt_regs *registers =
 		(struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
@@ -236,7 +236,7 @@ static __always_inline bool sleeps(void)
  * optimizer steps of training. Such a process waits for requests, also if processes that it forked make them. */
 static __always_inline bool only_infers(const struct zernel_process *process)
 {
-	return process->flags & ZERNEL_RUNS_MODELS && !process->announcer &&
+	return process->flags & ZERNEL_RUNS_MODELS && !process->step_announcer_tid &&
 	       !process->dist_sync.backward_since_ns;
 }
 
@@ -257,7 +257,7 @@ static __always_inline __u8 event_of_block(const struct zernel_thread *thread,
 	case SCHED_BLOCKED_NETWORK:
 		return ZERNEL_BLOCK_IO;
 	case SCHED_BLOCKED_FUTEX:
-		return helps_announcer(process, state) ? ZERNEL_BLOCK_REQUEST :
+		return helps_step_announcer(process, state) ? ZERNEL_BLOCK_REQUEST :
 							 ZERNEL_BLOCK_FUTEX;
 	case SCHED_BLOCKED_POLL:
 		if (loads || (process->loaders && !only_infers(process)))
@@ -266,9 +266,9 @@ static __always_inline __u8 event_of_block(const struct zernel_thread *thread,
 	case SCHED_BLOCKED_IPC:
 		if (!loads)
 			return only_infers(process) ? ZERNEL_BLOCK_SLEEP : ZERNEL_BLOCK_POLL;
-		return thread->sched.serves ? ZERNEL_BLOCK_REQUEST : ZERNEL_BLOCK_IO;
+		return thread->sched.is_woken_by_trainer ? ZERNEL_BLOCK_REQUEST : ZERNEL_BLOCK_IO;
 	default:
-		return !loads && sleeps() ? ZERNEL_BLOCK_SLEEP : ZERNEL_BLOCK_OTHER;
+		return !loads && is_in_sleep_call() ? ZERNEL_BLOCK_SLEEP : ZERNEL_BLOCK_OTHER;
 	}
 }
 

@@ -9,7 +9,7 @@ mod state;
 
 #[cfg(test)]
 pub(super) use state::MIRRORS;
-pub use state::Scheduling;
+pub use state::SchedulingTimes;
 
 use super::ProbedFunction;
 

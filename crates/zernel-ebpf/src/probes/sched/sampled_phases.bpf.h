@@ -41,7 +41,7 @@ static __always_inline void take_sample(struct zernel_phase_sample *sample,
 
 	zernel_read_sample(sample, state);
 	sample->cpu_burst_ns = run->state == SCHED_ON_CPU ? burst_ns_of(thread, now_ns) : 0;
-	if (elapsed_ns < RECENT_NS)
+	if (elapsed_ns < AVERAGING_INTERVAL_NS)
 		return;
 	if (run->state == SCHED_BLOCKED && run->reason == SCHED_BLOCKED_IO)
 		io_ns += now_ns - run->since_ns;
@@ -58,7 +58,7 @@ static __noinline int sample_thread(struct zernel_thread *thread, struct zernel_
 		return 0;
 	if (!(state->flags & ZERNEL_TASK_IS_SAMPLED)) {
 		track_event(state, thread->process, now_ns, ZERNEL_NOT_OBSERVED);
-		state->streak = 0;
+		state->candidate_streak = 0;
 		state->flags |= ZERNEL_TASK_IS_SAMPLED;
 	}
 	publish_gpu(state, process);
@@ -69,7 +69,7 @@ static __noinline int sample_thread(struct zernel_thread *thread, struct zernel_
 	return 0;
 }
 
-static __noinline int end_samples(struct zernel_thread *thread, struct zernel_task_state *state,
+static __noinline int end_thread_sampling(struct zernel_thread *thread, struct zernel_task_state *state,
 				  __u64 now_ns)
 {
 	state->flags &= ~ZERNEL_TASK_IS_SAMPLED;
@@ -101,11 +101,11 @@ int sample_tasks(struct bpf_iter__task *ctx)
 	if (process->is_sampled) {
 		/* The process was forked by an observed one, but uses a GPU itself, so it is no loader. */
 		if (process->flags & ZERNEL_IS_LOADER)
-			zernel_make_trainer(process);
-		note_trainer(thread, state, process, now_ns);
+			zernel_turn_loader_into_trainer(process);
+		publish_trainer_if_changed(thread, state, process, now_ns);
 		sample_thread(thread, process, state, now_ns);
 	} else if (state->flags & ZERNEL_TASK_IS_SAMPLED) {
-		end_samples(thread, state, now_ns);
+		end_thread_sampling(thread, state, now_ns);
 	}
 	zernel_write_hint(task, state, true);
 	return 0;
@@ -124,9 +124,9 @@ int admit_tasks(struct bpf_iter__task *ctx)
 	thread = zernel_task_storage(&threads, task, false);
 	if (thread && thread->process)
 		return 0;
-	handle = zernel_process_handle(task, bpf_ktime_get_ns());
+	handle = zernel_get_or_create_handle(task, bpf_ktime_get_ns());
 	if (handle)
-		give_storage(task, handle);
+		create_thread_storage(task, handle);
 	/* The process may have exited before it had a handle. */
 	if (zernel_has_exited(task))
 		zernel_end_process(task);

@@ -43,9 +43,9 @@
 
 #define PF_EXITING 0x4
 /* Length of the intervals, about a second each, after which the recent share of I/O is updated. */
-#define RECENT_NS (1ULL << 30)
+#define AVERAGING_INTERVAL_NS (1ULL << 30)
 /* After a thread was without a CPU for this time, its earlier averages mean nothing. */
-#define STALE_NS (16 * RECENT_NS)
+#define AVERAGES_STALE_AFTER_NS (16 * AVERAGING_INTERVAL_NS)
 
 /* How far the scheduler's clock is ahead of bpf_ktime_get_ns(), as last seen: the two drift apart
  * slowly. */
@@ -60,21 +60,21 @@ static __always_inline __u64 burst_ns_of(const struct zernel_thread *thread, __u
 	return run->burst_ns + stretch_ns + 1;
 }
 
-/* The kind of work that the run state of a loading thread counts as; ZERNEL_WORKS: no work. */
-static __always_inline __u32 work_of(const struct sched_thread *run)
+/* The kind of work that the run state of a loading thread counts as; ZERNEL_WORK_KINDS: no work. */
+static __always_inline __u32 work_kind_of(const struct sched_thread *run)
 {
 	switch (run->state) {
 	case SCHED_ON_CPU:
-		return ZERNEL_PREPARES;
+		return ZERNEL_WORK_PREPARE;
 	case SCHED_RUNNABLE:
-		return ZERNEL_QUEUES;
+		return ZERNEL_WORK_QUEUED;
 	case SCHED_BLOCKED:
 		return run->reason == SCHED_BLOCKED_IO || run->reason == SCHED_BLOCKED_NETWORK ||
 				       run->reason == SCHED_BLOCKED_FAULT ?
-			       ZERNEL_FETCHES :
-			       ZERNEL_WORKS;
+			       ZERNEL_WORK_FETCH :
+			       ZERNEL_WORK_KINDS;
 	default:
-		return ZERNEL_WORKS;
+		return ZERNEL_WORK_KINDS;
 	}
 }
 
@@ -84,10 +84,10 @@ static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_
 {
 	struct sched_thread *run = &thread->sched;
 	struct zernel_process *trainer = zernel_process(run->trainer);
-	__u32 work = work_of(run);
+	__u32 work = work_kind_of(run);
 
 	barrier_var(work);
-	if (work < ZERNEL_WORKS) {
+	if (work < ZERNEL_WORK_KINDS) {
 		zernel_end_work(&process->dataload.own_work[work], now_ns);
 		if (trainer)
 			zernel_end_work(&trainer->dataload.loader_work[work], now_ns);
@@ -98,9 +98,9 @@ static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_
 		run->trainer = process->trainer;
 		trainer = zernel_process(run->trainer);
 	}
-	work = work_of(run);
+	work = work_kind_of(run);
 	barrier_var(work);
-	if (work < ZERNEL_WORKS) {
+	if (work < ZERNEL_WORK_KINDS) {
 		zernel_begin_work(&process->dataload.own_work[work], now_ns);
 		if (trainer)
 			zernel_begin_work(&trainer->dataload.loader_work[work], now_ns);
@@ -109,28 +109,28 @@ static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_
 }
 
 /* Ends the counted work of a thread that exits after its process record was freed. */
-static __noinline int abandon_work(struct zernel_thread *thread, __u64 now_ns)
+static __noinline int end_counted_work(struct zernel_thread *thread, __u64 now_ns)
 {
 	struct sched_thread *run = &thread->sched;
 	struct zernel_process *trainer = zernel_process(run->trainer);
-	__u32 work = work_of(run);
+	__u32 work = work_kind_of(run);
 
 	barrier_var(work);
-	if (trainer && work < ZERNEL_WORKS)
+	if (trainer && work < ZERNEL_WORK_KINDS)
 		zernel_end_work(&trainer->dataload.loader_work[work], now_ns);
-	run->state = SCHED_NOT_SEEN;
+	run->state = SCHED_STATE_UNKNOWN;
 	run->trainer = 0;
 	thread->process = 0;
 	return 0;
 }
 
-/* Moves part of a block, in which the thread was runnable, to ZERNEL_QUEUES. */
-static __always_inline void move_to_queued(__u64 *works, __u32 work, __u64 ns)
+/* Moves part of a block, in which the thread was runnable, to ZERNEL_WORK_QUEUED. */
+static __always_inline void move_block_to_queued_work(__u64 *works, __u32 work, __u64 ns)
 {
-	if (work == ZERNEL_FETCHES)
-		zernel_move_work(&works[ZERNEL_FETCHES], &works[ZERNEL_QUEUES], ns);
+	if (work == ZERNEL_WORK_FETCH)
+		zernel_move_work(&works[ZERNEL_WORK_FETCH], &works[ZERNEL_WORK_QUEUED], ns);
 	else
-		__sync_fetch_and_add(&works[ZERNEL_QUEUES], zernel_work_moment(ns));
+		__sync_fetch_and_add(&works[ZERNEL_WORK_QUEUED], zernel_work_timestamp(ns));
 }
 
 /* Publishes the GPU of a thread: that of its process, or of the process that it loads data for. */
@@ -152,22 +152,22 @@ static __always_inline __u32 recent_io_q16(const struct zernel_task_state *state
 {
 	__u64 average;
 
-	if (elapsed_ns >= STALE_NS)
+	if (elapsed_ns >= AVERAGES_STALE_AFTER_NS)
 		return 0;
 	average = (state->io_wait_q16 + (io_ns << 16) / elapsed_ns) / 2;
 	return average > ZERNEL_Q16_ONE ? ZERNEL_Q16_ONE : average;
 }
 
 /* Brings what is published of the last second up to date. Recent values are running averages. */
-static __always_inline void update_recent(struct sched_thread *run, struct zernel_task_state *state,
+static __always_inline void update_recent_averages(struct sched_thread *run, struct zernel_task_state *state,
 					  const struct zernel_process *process, __u64 now_ns)
 {
 	__u64 elapsed_ns = now_ns - run->recent_since_ns;
 
-	if (elapsed_ns < RECENT_NS)
+	if (elapsed_ns < AVERAGING_INTERVAL_NS)
 		return;
 	state->io_wait_q16 = recent_io_q16(state, run->recent_io_ns, elapsed_ns);
-	state->futex_waits = elapsed_ns < STALE_NS ?
+	state->futex_waits = elapsed_ns < AVERAGES_STALE_AFTER_NS ?
 				     (state->futex_waits + run->recent_futex_waits) / 2 :
 				     0;
 	run->recent_since_ns = now_ns;
@@ -191,15 +191,15 @@ static __noinline int publish_trainer(const struct zernel_thread *thread,
 	state->trainer = !is_forked ? state->tgid : trainer ? trainer->pid : 0;
 	zernel_publish_class(state, now_ns);
 	if (!is_forked)
-		zernel_trace(state, thread->process, now_ns,
-			     state->flags & ZERNEL_TASK_IS_LOADER ? ZERNEL_TRACE_LOADS :
-								    ZERNEL_TRACE_LOADS_END,
+		zernel_trace_if_enabled(state, thread->process, now_ns,
+			     state->flags & ZERNEL_TASK_IS_LOADER ? ZERNEL_TRACE_LOADING_BEGIN :
+								    ZERNEL_TRACE_LOADING_END,
 			     ZERNEL_NONE);
 	return 0;
 }
 
 /* A thread may turn out to load data, or to load none any more. A process that was forked to load data may turn out to train. */
-static __always_inline void note_trainer(const struct zernel_thread *thread,
+static __always_inline void publish_trainer_if_changed(const struct zernel_thread *thread,
 					 struct zernel_task_state *state,
 					 const struct zernel_process *process, __u64 now_ns)
 {
@@ -210,12 +210,12 @@ static __always_inline void note_trainer(const struct zernel_thread *thread,
 }
 
 /* How long a thread that is being switched in was runnable. */
-static __always_inline __u64 delay_of(struct task_struct *task, struct sched_thread *run,
+static __always_inline __u64 run_delay_of(struct task_struct *task, struct sched_thread *run,
 				      __u64 now_ns)
 {
 	__u64 absent_ns = now_ns - run->since_ns;
 	__u64 queued = task->sched_info.last_queued;
-	__u64 delay_ns = task->sched_info.run_delay - run->delayed_ns;
+	__u64 delay_ns = task->sched_info.run_delay - run->run_delay_at_block_ns;
 	__u64 clock_ahead_ns = scheduler_clock_ahead_ns;
 
 	if (run->state == SCHED_RUNNABLE)
@@ -227,23 +227,23 @@ static __always_inline __u64 delay_of(struct task_struct *task, struct sched_thr
 
 /* Whether the thread makes probed calls that mean something for its phase. The time limit is long, because the calls of
  * sampled functions are seen only in sampling windows. */
-static __always_inline bool makes_calls(const struct zernel_thread *thread, __u64 now_ns)
+static __always_inline bool makes_probed_calls(const struct zernel_thread *thread, __u64 now_ns)
 {
-	return thread->called_ns && now_ns - thread->called_ns < SCHED_ROLE_NS;
+	return thread->last_phase_call_ns && now_ns - thread->last_phase_call_ns < SCHED_ROLE_TIMEOUT_NS;
 }
 
 /* Records a thread's time off its CPU; for `delay_ns` of it the thread was runnable. */
-static __noinline int end_absence(struct zernel_thread *thread, struct zernel_process *process,
+static __noinline int end_time_off_cpu(struct zernel_thread *thread, struct zernel_process *process,
 				  __u64 delay_ns, __u64 now_ns)
 {
 	struct sched_thread *run = &thread->sched;
 	struct zernel_process *trainer = zernel_process(run->trainer);
 	__u64 blocked_ns = now_ns - run->since_ns - delay_ns;
 	__u32 reason = run->reason;
-	__u32 work = work_of(run);
+	__u32 work = work_kind_of(run);
 
 	__sync_fetch_and_add(&process->sched.run_delay_ns, delay_ns);
-	if (makes_calls(thread, now_ns))
+	if (makes_probed_calls(thread, now_ns))
 		__sync_fetch_and_add(&process->sched.calling_run_delay_ns, delay_ns);
 	zernel_observe_duration(thread->process, ZERNEL_RUN_DELAY, delay_ns);
 	if (run->state != SCHED_BLOCKED)
@@ -253,9 +253,9 @@ static __noinline int end_absence(struct zernel_thread *thread, struct zernel_pr
 		__sync_fetch_and_add(&process->sched.blocked_ns[reason], blocked_ns);
 	if (reason == SCHED_BLOCKED_IO)
 		run->recent_io_ns += blocked_ns;
-	move_to_queued(process->dataload.own_work, work, delay_ns);
+	move_block_to_queued_work(process->dataload.own_work, work, delay_ns);
 	if (trainer)
-		move_to_queued(trainer->dataload.loader_work, work, delay_ns);
+		move_block_to_queued_work(trainer->dataload.loader_work, work, delay_ns);
 	return 0;
 }
 
@@ -265,23 +265,23 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
 	struct zernel_process *process = zernel_process(thread->process);
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
 	struct sched_thread *run = &thread->sched;
-	__u64 delay_ns = delay_of(task, run, now_ns);
+	__u64 delay_ns = run_delay_of(task, run, now_ns);
 
 	if (!process)
-		return thread->process ? abandon_work(thread, now_ns) : 0;
+		return thread->process ? end_counted_work(thread, now_ns) : 0;
 	if (zernel_counts_decisions && state &&
 	    (run->state == SCHED_RUNNABLE || run->state == SCHED_BLOCKED))
 		zernel_count_delay(thread->process, state->class_word, delay_ns, run->has_blocked);
 	if (run->state == SCHED_ON_CPU)
-		ZERNEL_LOST(switches);
-	else if (run->state != SCHED_NOT_SEEN)
-		end_absence(thread, process, delay_ns, now_ns);
+		ZERNEL_COUNT_LOST(switches);
+	else if (run->state != SCHED_STATE_UNKNOWN)
+		end_time_off_cpu(thread, process, delay_ns, now_ns);
 	set_run_state(thread, process, SCHED_ON_CPU, now_ns);
 	if (!state)
 		return 0;
 	state->cpu_burst_ns = run->burst_ns + 1;
-	update_recent(run, state, process, now_ns);
-	note_trainer(thread, state, process, now_ns);
+	update_recent_averages(run, state, process, now_ns);
+	publish_trainer_if_changed(thread, state, process, now_ns);
 	if (run->has_blocked)
 		track_unblock(thread, process, state, now_ns);
 	else if (state->tracker.flags & ZERNEL_IS_QUEUED)
@@ -289,8 +289,8 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
 	run->has_blocked = false;
 	zernel_write_hint(task, state, false);
 	if (zernel_counts_decisions)
-		zernel_count_run(task, thread->process, state->class_word, now_ns, true);
-	if (makes_calls(thread, now_ns))
+		zernel_count_run_time(task, thread->process, state->class_word, now_ns, true);
+	if (makes_probed_calls(thread, now_ns))
 		process->sched.caller_on_cpu = task->pid;
 	return 0;
 }
@@ -299,7 +299,7 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
  * A thread that is being switched out was on a CPU, even if its switch in was not seen: some kernels
  * raise no event for switches away from some threads. The kernel's own account shows since when.
  */
-static __always_inline void recover_switch_in(struct task_struct *task,
+static __always_inline void recover_missed_switch_in(struct task_struct *task,
 					      struct zernel_thread *thread, __u64 now_ns)
 {
 	struct sched_thread *run = &thread->sched;
@@ -311,17 +311,17 @@ static __always_inline void recover_switch_in(struct task_struct *task,
 	if (clock_ahead_ns && arrived_ns - run->since_ns <= now_ns - run->since_ns)
 		switched_in(task, thread, arrived_ns);
 	else
-		ZERNEL_LOST(switches);
+		ZERNEL_COUNT_LOST(switches);
 }
 
 /* Adds the time since a thread was switched in to its CPU time, and returns that time. */
-static __always_inline __u64 end_stretch(struct zernel_thread *thread,
+static __always_inline __u64 end_time_on_cpu(struct zernel_thread *thread,
 					 struct zernel_process *process, __u64 now_ns)
 {
 	__u64 stretch_ns = now_ns - thread->sched.since_ns;
 
 	__sync_fetch_and_add(&process->sched.on_cpu_ns, stretch_ns);
-	if (makes_calls(thread, now_ns))
+	if (makes_probed_calls(thread, now_ns))
 		__sync_fetch_and_add(&process->sched.calling_on_cpu_ns, stretch_ns);
 	return stretch_ns;
 }
@@ -335,12 +335,12 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 
 	if (!process) {
 		if (thread->process)
-			abandon_work(thread, now_ns);
+			end_counted_work(thread, now_ns);
 		return;
 	}
-	recover_switch_in(task, thread, now_ns);
+	recover_missed_switch_in(task, thread, now_ns);
 	if (run->state == SCHED_ON_CPU) {
-		__u64 stretch_ns = end_stretch(thread, process, now_ns);
+		__u64 stretch_ns = end_time_on_cpu(thread, process, now_ns);
 
 		scheduler_clock_ahead_ns = task->sched_info.last_arrival - run->since_ns;
 		run->burst_ns += stretch_ns;
@@ -350,12 +350,12 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 	__sync_fetch_and_add(&process->sched.switches, 1);
 	if (process->sched.caller_on_cpu == task->pid)
 		process->sched.caller_on_cpu = 0;
-	if (makes_calls(thread, now_ns))
+	if (makes_probed_calls(thread, now_ns))
 		process->sched.caller_left_ns = now_ns;
 	if (state)
 		state->cpu_burst_ns = 0;
 	if (zernel_counts_decisions && state)
-		zernel_count_run(task, thread->process, state->class_word, now_ns, false);
+		zernel_count_run_time(task, thread->process, state->class_word, now_ns, false);
 	if (!blocks) {
 		set_run_state(thread, process, SCHED_RUNNABLE, now_ns);
 		/* If the tracker has no deadline, there is nothing to suspend. */
@@ -365,7 +365,7 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 		return;
 	}
 	run->burst_ns = 0;
-	run->delayed_ns = task->sched_info.run_delay;
+	run->run_delay_at_block_ns = task->sched_info.run_delay;
 	run->reason = block_reason(task);
 	if (run->reason == SCHED_BLOCKED_POLL && process->flags & ZERNEL_IS_LOADER)
 		run->reason = block_reason_of_poll(task);
@@ -382,7 +382,7 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 
 /* The storage of an observed thread. Most threads have no task storage at all; the pointer shows
  * that without a call. */
-static __always_inline struct zernel_thread *known_thread(struct task_struct *task)
+static __always_inline struct zernel_thread *find_observed_thread(struct task_struct *task)
 {
 	return task->bpf_storage ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
 }
@@ -395,11 +395,11 @@ int sched_switch(__u64 *ctx)
 	struct task_struct *from = (struct task_struct *)ctx[1];
 	struct task_struct *to = (struct task_struct *)ctx[2];
 	unsigned int state = ctx[3];
-	struct zernel_thread *thread = known_thread(from);
+	struct zernel_thread *thread = find_observed_thread(from);
 
 	if (thread)
 		switched_out(from, thread, bpf_ktime_get_ns(), !preempted && state);
-	thread = known_thread(to);
+	thread = find_observed_thread(to);
 	if (thread)
 		switched_in(to, thread, bpf_ktime_get_ns());
 	return 0;
@@ -409,7 +409,7 @@ int sched_switch(__u64 *ctx)
 static __always_inline __u32 admit_loader(struct task_struct *task, __u32 forked_by)
 {
 	struct zernel_process *parent = zernel_process(forked_by), *trainer, *process;
-	__u32 handle = zernel_process_handle(task, bpf_ktime_get_ns());
+	__u32 handle = zernel_get_or_create_handle(task, bpf_ktime_get_ns());
 
 	process = zernel_process(handle);
 	if (!parent || !process)
@@ -422,7 +422,7 @@ static __always_inline __u32 admit_loader(struct task_struct *task, __u32 forked
 	return handle;
 }
 
-static __always_inline struct zernel_thread *give_storage(struct task_struct *task, __u32 handle)
+static __always_inline struct zernel_thread *create_thread_storage(struct task_struct *task, __u32 handle)
 {
 	struct zernel_thread *thread = zernel_task_storage(&threads, task, true);
 	struct zernel_process *process = zernel_process(handle);
@@ -430,15 +430,15 @@ static __always_inline struct zernel_thread *give_storage(struct task_struct *ta
 	struct zernel_task_state *state;
 
 	if (!thread) {
-		ZERNEL_LOST(threads);
+		ZERNEL_COUNT_LOST(threads);
 		return NULL;
 	}
 	thread->process = handle;
-	state = zernel_task(task, now_ns);
+	state = zernel_get_or_create_task(task, now_ns);
 	if (state && process)
-		note_trainer(thread, state, process, now_ns);
+		publish_trainer_if_changed(thread, state, process, now_ns);
 	zernel_write_hint(task, state, true);
-	zernel_begin_decisions(task);
+	zernel_enable_decision_counting(task);
 	return thread;
 }
 
@@ -451,21 +451,21 @@ static __always_inline void forget_thread(struct zernel_thread *thread)
 
 	if (process) {
 		if (thread->sched.state == SCHED_ON_CPU)
-			end_stretch(thread, process, now_ns);
+			end_time_on_cpu(thread, process, now_ns);
 		if (thread->dataload.since_ns)
 			give_up_data_wait(thread, process);
 		end_peer_wait(thread);
-		count_peer_block(thread, process, now_ns);
-		set_run_state(thread, process, SCHED_NOT_SEEN, now_ns);
+		end_counting_peer_block(thread, process, now_ns);
+		set_run_state(thread, process, SCHED_STATE_UNKNOWN, now_ns);
 	}
-	abandon_work(thread, now_ns);
+	end_counted_work(thread, now_ns);
 }
 
 /* The current thread has forked a process. */
 static __always_inline void track_fork(struct task_struct *task)
 {
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
-	struct zernel_thread *thread = known_thread(task);
+	struct zernel_thread *thread = find_observed_thread(task);
 
 	if (thread && state)
 		track_event(state, thread->process, bpf_ktime_get_ns(), ZERNEL_FORK);
@@ -476,7 +476,7 @@ int process_fork(__u64 *ctx)
 {
 	struct task_struct *parent = (struct task_struct *)ctx[0];
 	struct task_struct *child = (struct task_struct *)ctx[1];
-	__u32 handle = zernel_known_process(parent);
+	__u32 handle = zernel_find_process_handle(parent);
 	struct zernel_process *process;
 	struct zernel_thread *thread;
 
@@ -491,7 +491,7 @@ int process_fork(__u64 *ctx)
 		handle = admit_loader(child, handle);
 	}
 	process = zernel_process(handle);
-	thread = process ? give_storage(child, handle) : NULL;
+	thread = process ? create_thread_storage(child, handle) : NULL;
 	if (thread)
 		set_run_state(thread, process, SCHED_RUNNABLE, bpf_ktime_get_ns());
 	return 0;
@@ -505,7 +505,7 @@ static __always_inline bool run_same_program(struct task_struct *one, struct tas
 }
 
 /* Whether a child works for its parent, although it runs another program. */
-static __always_inline bool is_helper(struct task_struct *task, __u32 parent)
+static __always_inline bool is_helper_child(struct task_struct *task, __u32 parent)
 {
 	struct zernel_process *process = zernel_process(parent);
 
@@ -524,22 +524,22 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 		return 0;
 	thread = zernel_task_storage(&threads, task, false);
 	if (thread && thread->process) {
-		zernel_task(task, bpf_ktime_get_ns());
+		zernel_get_or_create_task(task, bpf_ktime_get_ns());
 		return 0;
 	}
-	handle = zernel_known_process(task);
+	handle = zernel_find_process_handle(task);
 	if (!handle) {
 		parent = task->real_parent;
 		if (!parent || task->vfork_done)
 			return 0;
-		handle = zernel_known_process(parent);
-		if (!handle || !(run_same_program(task, parent) || is_helper(task, handle)))
+		handle = zernel_find_process_handle(parent);
+		if (!handle || !(run_same_program(task, parent) || is_helper_child(task, handle)))
 			return 0;
 		handle = admit_loader(task, handle);
 	}
 	if (!handle)
 		return 0;
-	give_storage(task, handle);
+	create_thread_storage(task, handle);
 	/* The process may have exited before it had a handle. */
 	if (zernel_has_exited(task))
 		zernel_end_process(task);

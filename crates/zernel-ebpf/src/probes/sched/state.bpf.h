@@ -8,7 +8,7 @@
 
 /* For about a minute after a probed call, a thread counts as making calls: sampling windows are closer together than
  * this. For as long after it ended a wait for data, it counts as loading data. */
-#define SCHED_ROLE_NS (60ULL << 30)
+#define SCHED_ROLE_TIMEOUT_NS (60ULL << 30)
 
 enum sched_block_reason {
 	SCHED_BLOCKED_IO, /* a disk or a file system */
@@ -35,7 +35,7 @@ struct sched_process {
 };
 
 enum sched_run_state {
-	SCHED_NOT_SEEN,
+	SCHED_STATE_UNKNOWN,
 	SCHED_ON_CPU,
 	SCHED_RUNNABLE,
 	SCHED_BLOCKED,
@@ -65,10 +65,10 @@ enum sched_handed {
 struct sched_thread {
 	__u64 since_ns; /* when it entered `state` */
 	__u64 burst_ns; /* on a CPU since it last blocked, up to since_ns */
-	__u64 delayed_ns; /* sched_info.run_delay when it blocked */
+	__u64 run_delay_at_block_ns; /* sched_info.run_delay when it blocked */
 	__u64 recent_since_ns; /* start of the second that is being measured */
 	__u64 recent_io_ns;
-	__u64 loads_ns; /* when its wake-up last ended a wait for data of its process, or 0 */
+	__u64 ended_data_wait_ns; /* when its wake-up last ended a wait for data of its process, or 0 */
 	__u32 recent_futex_waits;
 	__u32 trainer; /* handle of the process whose loader_work counts it now, or 0 */
 	__u8 state; /* enum sched_run_state */
@@ -77,7 +77,7 @@ struct sched_thread {
 	__u8 awaits; /* enum sched_awaited of the last block */
 	__u8 lock; /* enum sched_lock: what the last block on a futex is for */
 	__u8 handed; /* enum sched_handed: what ended its last block; written when it is woken up */
-	__u8 serves; /* its trainer woke it up */
+	__u8 is_woken_by_trainer; /* its trainer woke it up */
 	__u8 reserved;
 };
 

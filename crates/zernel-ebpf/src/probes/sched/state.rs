@@ -15,7 +15,7 @@ mirrors! {
     structs {
         /// Times of the threads of a process, summed over threads. Time in a thread's current state is not included.
         #[derive(Default)]
-        pub struct Scheduling = "sched_process" {
+        pub struct SchedulingTimes = "sched_process" {
             /// On a CPU.
             on_cpu_ns: u64,
             /// Runnable without a CPU.
@@ -51,7 +51,7 @@ mirrors! {
     }
 }
 
-impl Scheduling {
+impl SchedulingTimes {
     /// Time that threads of the process were blocked for one reason, in nanoseconds.
     #[must_use]
     pub fn blocked_ns(&self, by: SchedBlockReason) -> u64 {
@@ -63,7 +63,7 @@ impl Scheduling {
     }
 }
 
-impl ProbeState for Scheduling {
+impl ProbeState for SchedulingTimes {
     const COUNTERS: &'static [ProcessCounter<Self>] = &[
         ProcessCounter::new(
             "zernel_cpu_seconds_total",

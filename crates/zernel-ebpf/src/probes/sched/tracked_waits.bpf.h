@@ -24,9 +24,9 @@ static __noinline int track_event(struct zernel_task_state *state, __u32 process
 
 	if (!set || state->flags & ZERNEL_TASK_IS_SAMPLED)
 		return 0;
-	zernel_track(&set->tracker, state, now_ns, event);
+	zernel_track_event(&set->tracker, state, now_ns, event);
 	zernel_publish_class(state, now_ns);
-	zernel_trace(state, process, now_ns, event, ZERNEL_NONE);
+	zernel_trace_if_enabled(state, process, now_ns, event, ZERNEL_NONE);
 	return 0;
 }
 
@@ -37,12 +37,12 @@ static __noinline bool is_observed(struct zernel_thread *thread, struct zernel_p
 {
 	struct zernel_settings *set = zernel_settings();
 
-	if (!process->is_rested && set && !*(volatile __u64 *)&set->is_suspended)
+	if (!process->is_uncounted && set && !*(volatile __u64 *)&set->is_suspended)
 		return true;
 	track_event(state, thread->process, now_ns, ZERNEL_NOT_OBSERVED);
 	thread->dataload.since_ns = 0;
 	thread->dist_sync.since_ns = 0;
-	thread->dist_sync.armed_ns = 0;
+	thread->dist_sync.call_entered_ns = 0;
 	thread->torch.records = 0;
 	thread->torch.compile_depth = 0;
 	return false;
@@ -57,10 +57,10 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 	thread->sched.awaits = SCHED_AWAITS_NOTHING;
 	thread->torch.compile_ns_at_block = process->torch.compile_ns;
 	thread->dist_sync.peer_blocks_before =
-		zernel_work_until(&process->dist_sync.peer_blocks, now_ns);
+		zernel_work_sum_at(&process->dist_sync.peer_blocks, now_ns);
 	if (!is_observed(thread, process, state, now_ns))
 		return 0;
-	if (peer_block(thread)) {
+	if (begin_block_for_peers(thread)) {
 		begin_peer_block(thread, process, now_ns);
 		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_ENTER);
 		track_event(state, thread->process, now_ns, ZERNEL_BLOCK_FUTEX);
@@ -71,7 +71,7 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 	if (event == ZERNEL_BLOCK_SLEEP && thread->depth)
 		event = ZERNEL_BLOCK_OTHER;
 	track_event(state, thread->process, now_ns, event);
-	data_block(thread, process, state, now_ns);
+	begin_or_go_on_data_wait(thread, process, state, now_ns);
 	return 0;
 }
 
@@ -85,7 +85,7 @@ static __always_inline bool may_have_launched(const struct zernel_process *proce
 
 	if (!set || process->marks.launched_ns > since_ns)
 		return true;
-	if (!set->launches_sampled || (set->window_open && !process->misses_window))
+	if (!set->are_launches_sampled || (set->is_window_open && !process->misses_window))
 		return false;
 	return process->sched.caller_on_cpu || process->sched.caller_left_ns > since_ns;
 }
@@ -100,7 +100,7 @@ static __always_inline void track_awaited_compile(struct zernel_thread *thread,
 	__u64 since_ns = state->tracker.wait_since_ns;
 	__s64 until_ns = process->torch.compiled_until_ns - since_ns;
 
-	if (!(state->tracker.flags & ZERNEL_WAITING) || compile_ns <= 0 || until_ns <= 0)
+	if (!(state->tracker.flags & ZERNEL_IS_BLOCKED) || compile_ns <= 0 || until_ns <= 0)
 		return;
 	track_event(state, thread->process,
 		    since_ns + (compile_ns < until_ns ? compile_ns : until_ns),
@@ -117,7 +117,7 @@ static __always_inline void track_awaited_collective(struct zernel_thread *threa
 	__u64 peers_ns = peer_blocks_in_wait(thread, process, since_ns, now_ns);
 	bool is_for_peers = peers_ns >= (now_ns - since_ns) / 2;
 
-	if (is_for_peers || state->tracker.activity != ZERNEL_LOADING)
+	if (is_for_peers || state->tracker.activity != ZERNEL_ACTIVITY_LOADING)
 		track_event(state, thread->process, since_ns + peers_ns, ZERNEL_AWAITED_COLLECTIVE);
 	if (is_for_peers && !thread->dataload.is_announced)
 		thread->dataload.since_ns = 0;
@@ -134,7 +134,7 @@ static __always_inline void track_hand_over(struct zernel_thread *thread,
 		track_awaited_collective(thread, process, state, now_ns);
 	} else if (handed == SCHED_HANDED_DATA) {
 		track_event(state, thread->process, now_ns, ZERNEL_AWAITED_DATA);
-		if (state->tracker.activity == ZERNEL_LOADING)
+		if (state->tracker.activity == ZERNEL_ACTIVITY_LOADING)
 			thread->dataload.is_tentative = false;
 	}
 }
@@ -144,7 +144,7 @@ static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_
 {
 	bool waits_for_launches = may_have_launched(process, state);
 
-	count_peer_block(thread, process, now_ns);
+	end_counting_peer_block(thread, process, now_ns);
 	if (!is_observed(thread, process, state, now_ns))
 		return 0;
 	note_end_of_backward(process, state, now_ns);
@@ -154,13 +154,13 @@ static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_
 	track_event(state, thread->process, now_ns,
 		    waits_for_launches ? ZERNEL_UNBLOCK_AFTER_LAUNCHES : ZERNEL_UNBLOCK);
 	if (thread->sched.awaits == SCHED_AWAITS_PEERS) {
-		thread->dist_sync.left_ns = now_ns;
+		thread->dist_sync.peer_wait_ended_ns = now_ns;
 		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_LEAVE);
 		end_peer_block(thread, process, state, now_ns);
 	} else if (thread->sched.awaits == SCHED_AWAITS_DATA && thread->dataload.since_ns) {
 		if (waits_for_launches && !(state->tracker.flags & ZERNEL_ANNOUNCES_UPDATES))
 			drop_tentative_wait(thread);
-		data_until(thread, process, now_ns);
+		extend_data_wait(thread, process, now_ns);
 	}
 	return 0;
 }

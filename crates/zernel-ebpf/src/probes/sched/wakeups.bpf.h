@@ -24,7 +24,7 @@
 
 /* Whether a system call may hand something to another thread. An interrupt wakes threads too; the thread
  * below it is seldom in one of these calls. The numbers are those of x86-64. */
-static __always_inline bool hands_over(unsigned long call)
+static __always_inline bool is_hand_over_call(unsigned long call)
 {
 	switch (call) {
 	case 1: /* write */
@@ -52,31 +52,31 @@ static __always_inline bool awaits_hand_over(const struct sched_thread *run)
 /* Whether a thread has waited long enough for what ends its wait to mean something. A thread that is made to release
  * Python's lock waits until another one has taken it, which seldom takes as long. The tracker of a thread that has only
  * begun to block shows its wait before. */
-static __always_inline bool has_waited(const struct zernel_tracker *tracker)
+static __always_inline bool has_waited_long_enough(const struct zernel_tracker *tracker)
 {
 	struct zernel_settings *set = zernel_settings();
 
-	return set && tracker->flags & ZERNEL_WAITING &&
+	return set && tracker->flags & ZERNEL_IS_BLOCKED &&
 	       bpf_ktime_get_ns() - tracker->wait_since_ns >= set->tracker.short_wait_max_ns;
 }
 
 /* Whether a blocked thread runs a training loop and waits for data. */
 static __always_inline bool awaits_data(const struct zernel_tracker *tracker)
 {
-	return tracker->flags & ZERNEL_TRAINING_THREAD && tracker->activity == ZERNEL_LOADING &&
+	return tracker->flags & ZERNEL_TRAINING_THREAD && tracker->activity == ZERNEL_ACTIVITY_LOADING &&
 	       !zernel_in_call(tracker);
 }
 
 /* Whether a blocked thread may wait for its next batch, after its optimizer step. */
 static __always_inline bool may_await_data(const struct zernel_tracker *tracker)
 {
-	return tracker->activity == ZERNEL_AFTER_UPDATE && tracker->flags & ZERNEL_UNDECIDED &&
+	return tracker->activity == ZERNEL_ACTIVITY_AFTER_UPDATE && tracker->flags & ZERNEL_UNDECIDED &&
 	       !zernel_in_call(tracker);
 }
 
 /* A thread that is not observed ended a trainer's wait for data. If a child of the trainer did,
  * userspace has it adopted. */
-static __always_inline void note_helper(struct zernel_process *process, struct task_struct *waker)
+static __always_inline void note_helper_child(struct zernel_process *process, struct task_struct *waker)
 {
 	struct task_struct *parent = BPF_CORE_READ(waker, real_parent);
 	__u32 forked_by = BPF_CORE_READ(parent, tgid);
@@ -89,19 +89,19 @@ static __always_inline void note_helper(struct zernel_process *process, struct t
 
 /* A thread of the same process ended a wait. If it makes probed calls, it may do other work for the one that
  * waited. */
-static __always_inline void note_hand_over_within(struct zernel_thread *by,
+static __always_inline void note_hand_over_in_process(struct zernel_thread *by,
 						  struct zernel_thread *thread,
 						  const struct zernel_tracker *tracker)
 {
 	__u64 now_ns = bpf_ktime_get_ns();
 
-	if (by->dist_sync.left_ns > tracker->wait_since_ns) {
+	if (by->dist_sync.peer_wait_ended_ns > tracker->wait_since_ns) {
 		thread->sched.handed = SCHED_HANDED_COLLECTIVE;
 		return;
 	}
-	if (awaits_data(tracker) || (!by->called_ns && may_await_data(tracker)))
-		by->sched.loads_ns = now_ns;
-	if (hands_over_data(&by->sched, now_ns))
+	if (awaits_data(tracker) || (!by->last_phase_call_ns && may_await_data(tracker)))
+		by->sched.ended_data_wait_ns = now_ns;
+	if (has_handed_over_data(&by->sched, now_ns))
 		thread->sched.handed = SCHED_HANDED_DATA;
 }
 
@@ -114,23 +114,23 @@ static __noinline int note_hand_over(struct task_struct *woken, struct zernel_th
 	struct zernel_process *process;
 	struct zernel_task_state *state;
 
-	if (!hands_over(registers->orig_rax))
+	if (!is_hand_over_call(registers->orig_rax))
 		return 0;
 	process = zernel_process(thread->process);
 	state = bpf_task_storage_get(&zernel_tasks, woken, 0, 0);
 	if (!process || !state)
 		return 0;
-	by = known_thread(waker);
+	by = find_observed_thread(waker);
 	if (state->flags & ZERNEL_TASK_IS_LOADER) {
-		thread->sched.serves = by && by->process == process->trainer;
+		thread->sched.is_woken_by_trainer = by && by->process == process->trainer;
 		return 0;
 	}
-	if (!has_waited(&state->tracker))
+	if (!has_waited_long_enough(&state->tracker))
 		return 0;
 	if (by && by->process == thread->process)
-		note_hand_over_within(by, thread, &state->tracker);
+		note_hand_over_in_process(by, thread, &state->tracker);
 	else if (!by && awaits_data(&state->tracker))
-		note_helper(process, waker);
+		note_helper_child(process, waker);
 	return 0;
 }
 
@@ -139,7 +139,7 @@ SEC("tp_btf/sched_waking")
 int sched_waking(__u64 *ctx)
 {
 	struct task_struct *woken = (struct task_struct *)ctx[0];
-	struct zernel_thread *thread = known_thread(woken);
+	struct zernel_thread *thread = find_observed_thread(woken);
 
 	if (thread && awaits_hand_over(&thread->sched))
 		note_hand_over(woken, thread);

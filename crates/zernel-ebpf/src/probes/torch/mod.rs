@@ -5,14 +5,14 @@ mod state;
 
 use std::collections::BTreeSet;
 
-pub use state::Compilations;
+pub use state::CompileTimes;
 #[cfg(test)]
 pub(super) use state::MIRRORS;
 use state::{
     BACKWARD, BACKWARD_THREAD, CHECKPOINT, COUNTER, COUNTER_START, COUNTER_STOP, LAYER, OPTIMIZER,
     RECORD_END, RECORD_FUNCTION,
 };
-use zernel_phase::steps::Mark;
+use zernel_phase::steps::StepMark;
 use zernel_phase::tracker::ThreadEvent::{BackwardBegin, OptimizerMarker, OtherWorkBegin};
 
 use super::{Probe, ProbedFunction};
@@ -54,7 +54,7 @@ const fn wait_counter(
 ) -> ProbedFunction {
     ProbedFunction::new(C10, Probe::Torch, role, names)
         .cpp_function(label)
-        .no_evidence()
+        .no_ml_evidence()
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
@@ -63,8 +63,8 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         "torch::autograd::Engine::execute",
         &["_ZN5torch8autograd6Engine7executeE"],
     )
-    .event(BackwardBegin)
-    .step_mark(Mark::Backward),
+    .enter_event(BackwardBegin)
+    .step_mark(StepMark::Backward),
     // The thread that asks for gradients runs this until it has them. Some versions of PyTorch call this function and
     // not `execute`.
     torch_function(
@@ -72,7 +72,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         "torch::autograd::Engine::thread_main",
         &["_ZN5torch8autograd6Engine11thread_mainE"],
     )
-    .event(BackwardBegin),
+    .enter_event(BackwardBegin),
     // PyTorch calls this function at the begin of batches, of optimizer steps and of forward passes of models on
     // several GPUs, with or without a profiler. The recorded name shows which of them begins; see torch.bpf.h.
     torch_function(
@@ -115,7 +115,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
             "_ZN2at4_ops28scaled_dot_product_attention4callE",
         ],
     )
-    .no_evidence()
+    .no_ml_evidence()
     .frequent(),
     // `torch.save` opens a file with `setup` and writes a tensor with each `writeRecord`.
     torch_function(
@@ -126,7 +126,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
             "_ZN6caffe29serialize19PyTorchStreamWriter11writeRecordE",
         ],
     )
-    .event(OtherWorkBegin),
+    .enter_event(OtherWorkBegin),
     torch_function(
         OPTIMIZER,
         "at::_ops::_fused_adam_::call",
@@ -136,8 +136,8 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
             "_ZN2at4_ops11_fused_sgd_4callE",
         ],
     )
-    .event(OptimizerMarker)
-    .step_mark(Mark::Optimizer),
+    .enter_event(OptimizerMarker)
+    .step_mark(StepMark::Optimizer),
     // Optimizers that update tensor by tensor, or all tensors operation by operation. Little else than optimizers
     // calls these functions. Averages of models call `lerp`, after some steps only, so it is no step mark.
     torch_function(
@@ -149,8 +149,8 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
             "_ZN2at4_ops24_foreach_addcdiv__Tensor4callE",
         ],
     )
-    .event(OptimizerMarker)
-    .step_mark(Mark::Optimizer)
+    .enter_event(OptimizerMarker)
+    .step_mark(StepMark::Optimizer)
     .frequent(),
     torch_function(
         OPTIMIZER,
@@ -160,14 +160,14 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
             "_ZN2at4_ops21_foreach_lerp__Scalar4callE",
         ],
     )
-    .event(OptimizerMarker)
+    .enter_event(OptimizerMarker)
     .frequent(),
     torch_function(
         OPTIMIZER,
         "at::_ops::addcdiv_::call",
         &["_ZN2at4_ops8addcdiv_4callE"],
     )
-    .event(OptimizerMarker)
-    .step_mark(Mark::Optimizer)
+    .enter_event(OptimizerMarker)
+    .step_mark(StepMark::Optimizer)
     .frequent(),
 ];

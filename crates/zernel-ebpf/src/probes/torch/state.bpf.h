@@ -10,13 +10,13 @@
 
 struct torch_thread {
 	__u64 records; /* enum torch_record, the innermost in the lowest bits */
-	__u32 sees_ends; /* the end of a record was seen */
-	__u32 updates; /* an optimizer step was seen */
+	__u32 has_seen_record_end; /* the end of a record was seen */
+	__u32 has_seen_update; /* an optimizer step was seen */
 	__u64 compile_counter; /* the counter that times the compilation */
 	__u64 compile_since_ns; /* when it began */
 	__u64 compile_ns_at_block; /* compile_ns of its process when it last blocked */
 	__u32 compile_depth; /* how often that counter runs now */
-	__u32 will_compile; /* a handle of such a counter was made */
+	__u32 has_compile_handle; /* a handle of such a counter was made */
 };
 
 struct torch_process {

@@ -15,7 +15,7 @@ mirrors! {
     structs {
         /// Compilations of a process.
         #[derive(Default)]
-        pub struct Compilations = "torch_process" {
+        pub struct CompileTimes = "torch_process" {
             /// Time in compilations that have ended, in nanoseconds, summed over threads.
             compile_ns: u64,
             /// When the current compilation began, in nanoseconds of CLOCK_MONOTONIC; 0: no compilation is under way.
@@ -40,7 +40,7 @@ mirrors! {
     }
 }
 
-impl ProbeState for Compilations {
+impl ProbeState for CompileTimes {
     const COUNTERS: &'static [ProcessCounter<Self>] = &[ProcessCounter::new(
         "zernel_compile_seconds_total",
         "Time in which PyTorch compiled a model, summed over threads. A compilation counts when it ends.",
@@ -69,7 +69,7 @@ impl ProbeState for Compilations {
     }
 }
 
-impl Compilations {
+impl CompileTimes {
     /// Time in compilations up to now, in nanoseconds, including the compilation that is under way.
     fn compile_ns_at(&self, now_ns: u64) -> u64 {
         let under_way_ns = match self.compiling_since_ns {

@@ -62,7 +62,7 @@ static __always_inline bool name_begins(const char *name, const char *literal, _
 }
 
 /* What the name of a recorded function announces. */
-static __noinline __u32 announced_by(__u64 string)
+static __noinline __u32 event_of_record_name(__u64 string)
 {
 	struct torch_string read = {};
 	char name[RECORD_NAME_BYTES] = {};
@@ -89,7 +89,7 @@ static __noinline __u32 announced_by(__u64 string)
 	return ZERNEL_NONE;
 }
 
-static __always_inline __u64 record_of(__u32 event)
+static __always_inline __u64 record_kind_of_event(__u32 event)
 {
 	switch (event) {
 	case ZERNEL_DATA_BEGIN:
@@ -111,9 +111,9 @@ static __always_inline __u64 innermost_record(const struct torch_thread *torch)
 /* Called when the thread begins to record a function. */
 static __always_inline __u32 begin_record(struct torch_thread *torch, __u32 event)
 {
-	torch->records = torch->records << TORCH_RECORD_BITS | record_of(event);
+	torch->records = torch->records << TORCH_RECORD_BITS | record_kind_of_event(event);
 	if (event == ZERNEL_OPTIMIZER_BEGIN)
-		torch->updates = 1;
+		torch->has_seen_update = 1;
 	return event;
 }
 
@@ -124,11 +124,11 @@ static __always_inline __u32 end_record(struct torch_thread *torch)
 {
 	__u64 ended = innermost_record(torch);
 
-	torch->records = torch->sees_ends ? torch->records >> TORCH_RECORD_BITS : 0;
-	torch->sees_ends = 1;
+	torch->records = torch->has_seen_record_end ? torch->records >> TORCH_RECORD_BITS : 0;
+	torch->has_seen_record_end = 1;
 	switch (ended) {
 	case TORCH_RECORDS_DATA:
-		return torch->updates ? ZERNEL_FORWARD_BEGIN : ZERNEL_NONE;
+		return torch->has_seen_update ? ZERNEL_FORWARD_BEGIN : ZERNEL_NONE;
 	case TORCH_RECORDS_UPDATE:
 		return ZERNEL_UPDATE_END;
 	case TORCH_RECORDS_ZERO_GRADIENTS:
@@ -153,7 +153,7 @@ static __noinline bool is_compile_counter(__u64 text, __u64 length)
 }
 
 /* Returns the address that identifies a wait counter: all handles of one counter begin with the same address. */
-static __always_inline __u64 counter_of(__u64 handle)
+static __always_inline __u64 wait_counter_of_handle(__u64 handle)
 {
 	__u64 counter = 0;
 
@@ -163,10 +163,10 @@ static __always_inline __u64 counter_of(__u64 handle)
 
 /* PyTorch makes a handle of a counter, then starts it. Of all counters of a compilation, the one that starts first
  * stops last; it may be started again inside the compilation. */
-static __always_inline __u32 start_counter(struct torch_thread *torch, __u64 counter)
+static __always_inline __u32 start_wait_counter(struct torch_thread *torch, __u64 counter)
 {
-	if (torch->will_compile) {
-		torch->will_compile = 0;
+	if (torch->has_compile_handle) {
+		torch->has_compile_handle = 0;
 		torch->compile_counter = counter;
 		torch->compile_depth = 1;
 		return ZERNEL_COMPILE_BEGIN;
@@ -176,7 +176,7 @@ static __always_inline __u32 start_counter(struct torch_thread *torch, __u64 cou
 	return ZERNEL_NONE;
 }
 
-static __always_inline __u32 stop_counter(struct torch_thread *torch, __u64 counter)
+static __always_inline __u32 stop_wait_counter(struct torch_thread *torch, __u64 counter)
 {
 	if (!torch->compile_depth || counter != torch->compile_counter)
 		return ZERNEL_NONE;
@@ -184,7 +184,7 @@ static __always_inline __u32 stop_counter(struct torch_thread *torch, __u64 coun
 	return torch->compile_depth ? ZERNEL_NONE : ZERNEL_COMPILE_END;
 }
 
-static __always_inline void note_compilation(struct zernel_thread *thread,
+static __always_inline void count_compilation(struct zernel_thread *thread,
 					     struct zernel_process *process, __u32 event,
 					     __u64 now_ns)
 {
@@ -200,7 +200,7 @@ static __always_inline void note_compilation(struct zernel_thread *thread,
 }
 
 /* Notes that PyTorch computes in the process of a thread. */
-static __always_inline void note_model(const struct zernel_thread *thread)
+static __always_inline void note_model_run(const struct zernel_thread *thread)
 {
 	struct zernel_process *process = zernel_process(thread->process);
 
@@ -221,7 +221,7 @@ static __noinline bool serves_backward_passes(void)
 
 #define torch_read torch_read
 static __always_inline void torch_read(const struct zernel_symbol *symbol,
-				       struct zernel_thread *thread, struct zernel_entry *entry)
+				       struct zernel_thread *thread, struct zernel_function_entry *entry)
 {
 	__u64 graph = 0;
 
@@ -229,48 +229,48 @@ static __always_inline void torch_read(const struct zernel_symbol *symbol,
 	case TORCH_BACKWARD_THREAD:
 		/* Threads that serve backward passes of other threads have no graph of their own. */
 		bpf_probe_read_user(&graph, sizeof(graph), (void *)entry->arguments[1]);
-		entry->is_other = !graph;
+		entry->is_ignored = !graph;
 		break;
 	case TORCH_OPTIMIZER:
-		entry->is_other = serves_backward_passes();
+		entry->is_ignored = serves_backward_passes();
 		break;
 	case TORCH_RECORD_FUNCTION:
-		entry->is_other = serves_backward_passes();
-		if (entry->is_other)
+		entry->is_ignored = serves_backward_passes();
+		if (entry->is_ignored)
 			break;
-		entry->event = announced_by(entry->arguments[1]);
+		entry->event = event_of_record_name(entry->arguments[1]);
 		if (entry->event == ZERNEL_OPTIMIZER_BEGIN)
 			entry->mark = ZERNEL_MARK_OPTIMIZER;
 		/* No batch is asked for inside of a compilation: its end was missed. */
 		if (entry->event == ZERNEL_DATA_BEGIN)
 			thread->torch.compile_depth = 0;
 		entry->event = begin_record(&thread->torch, entry->event);
-		entry->is_other = entry->event == ZERNEL_NONE;
+		entry->is_ignored = entry->event == ZERNEL_NONE;
 		break;
 	case TORCH_RECORD_END:
 		entry->event = end_record(&thread->torch);
-		entry->is_other = entry->event == ZERNEL_NONE;
+		entry->is_ignored = entry->event == ZERNEL_NONE;
 		break;
 	case TORCH_COUNTER:
 		if (!thread->torch.compile_depth &&
 		    is_compile_counter(entry->arguments[2], entry->arguments[1]))
-			thread->torch.will_compile = 1;
-		entry->is_other = 1;
+			thread->torch.has_compile_handle = 1;
+		entry->is_ignored = 1;
 		break;
 	case TORCH_COUNTER_START:
-		entry->event = start_counter(&thread->torch, counter_of(entry->arguments[1]));
+		entry->event = start_wait_counter(&thread->torch, wait_counter_of_handle(entry->arguments[1]));
 		if (entry->event == ZERNEL_COMPILE_BEGIN)
-			note_model(thread);
-		entry->is_other = entry->event == ZERNEL_NONE;
+			note_model_run(thread);
+		entry->is_ignored = entry->event == ZERNEL_NONE;
 		break;
 	case TORCH_LAYER:
 		/* It is counted, and is no evidence of a phase. */
-		note_model(thread);
-		entry->is_other = 1;
+		note_model_run(thread);
+		entry->is_ignored = 1;
 		break;
 	case TORCH_COUNTER_STOP:
-		entry->event = stop_counter(&thread->torch, counter_of(entry->arguments[0]));
-		entry->is_other = entry->event == ZERNEL_NONE;
+		entry->event = stop_wait_counter(&thread->torch, wait_counter_of_handle(entry->arguments[0]));
+		entry->is_ignored = entry->event == ZERNEL_NONE;
 		break;
 	}
 }

@@ -161,7 +161,7 @@ fn an_unknown_device_order_is_reported_as_an_assumption() {
 fn a_process_has_one_mig_device_or_whole_gpus() {
     let first = Some(MigInstance { gpu: 1, compute: 0 });
     let second = Some(MigInstance { gpu: 2, compute: 0 });
-    let assumption: &[DeviceAssumption] = &[DeviceAssumption::FirstPart];
+    let assumption: &[DeviceAssumption] = &[DeviceAssumption::FirstMigDevice];
     type Case<'a> = (
         Option<&'a str>,
         Option<(u32, Option<MigInstance>)>,
@@ -235,7 +235,7 @@ fn process_in_container(requested: Option<&str>, cuda: Option<&str>) -> Identity
 
 #[test]
 fn ordinals_in_a_container_count_its_requested_gpus() {
-    let assumption: &[DeviceAssumption] = &[DeviceAssumption::WholeMachine];
+    let assumption: &[DeviceAssumption] = &[DeviceAssumption::AllGpus];
     type Case<'a> = (
         Option<&'a str>,
         Option<&'a str>,
@@ -337,7 +337,7 @@ fn nvidia_visible_devices_is_ignored_outside_containers() {
 
 #[test]
 fn ordinals_under_slurm_count_the_gpus_of_the_job() {
-    let assumption: &[DeviceAssumption] = &[DeviceAssumption::SlurmHides];
+    let assumption: &[DeviceAssumption] = &[DeviceAssumption::SlurmHidesGpus];
     type Case<'a> = (&'a str, Option<&'a str>, &'a [u32], &'a [DeviceAssumption]);
     let cases: [Case<'_>; 9] = [
         ("2,3", Some("0,1"), &[2, 3], assumption),

@@ -23,13 +23,13 @@ const OBSERVER_NAME: &str = "observer";
 /// The observer pins this BPF map when it is ready.
 const HEARTBEAT_PATH: &str = "/sys/fs/bpf/zernel/heartbeat";
 /// Time that a program has to become ready. The kernel takes seconds to verify a large BPF scheduler.
-const READY_LIMIT: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time that a program has to exit after SIGINT.
-const END_LIMIT: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two checks whether a program is ready or has exited.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Length of the end of a program's output that a result contains.
-const KEPT_OUTPUT_BYTES: usize = 2000;
+const MAX_OUTPUT_TAIL_BYTES: usize = 2000;
 
 /// The running scheduler under test.
 pub(super) struct RunningScheduler {
@@ -90,7 +90,7 @@ impl RunningScheduler {
     }
 
     /// Records whether the scheduler is still loaded.
-    pub(super) fn record_whether_loaded(&mut self) {
+    pub(super) fn record_if_still_loaded(&mut self) {
         self.figures.at_end = read_trimmed(SCHED_EXT_STATE_PATH) == "enabled";
     }
 
@@ -98,7 +98,7 @@ impl RunningScheduler {
     pub(super) fn stop(&mut self) -> SchedulerFigures {
         if let Some(mut child) = self.child.take() {
             stop_process(&mut child);
-            self.figures.output = end_of_log(SCHEDULER_LOG_PATH);
+            self.figures.output = last_bytes_of_log(SCHEDULER_LOG_PATH);
         }
         self.figures.clone()
     }
@@ -135,7 +135,7 @@ impl ObserverProcess {
                 stop_process(&mut child);
                 Err(format!(
                     "the observer did not start; it printed:\n{}",
-                    end_of_log(OBSERVER_LOG_PATH)
+                    last_bytes_of_log(OBSERVER_LOG_PATH)
                 ))
             }
         }
@@ -179,7 +179,7 @@ fn wait_until_ready(child: &mut Child, is_ready: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
     while !is_ready() {
         let ended = !matches!(child.try_wait(), Ok(None));
-        if ended || begin.elapsed() > READY_LIMIT {
+        if ended || begin.elapsed() > READY_TIMEOUT {
             return false;
         }
         thread::sleep(POLL_INTERVAL);
@@ -194,7 +194,7 @@ fn stop_process(child: &mut Child) {
         let _ = kill_process(pid, Signal::INT);
     }
     let begin = Instant::now();
-    while matches!(child.try_wait(), Ok(None)) && begin.elapsed() < END_LIMIT {
+    while matches!(child.try_wait(), Ok(None)) && begin.elapsed() < EXIT_TIMEOUT {
         thread::sleep(POLL_INTERVAL);
     }
     // The kill and the wait fail only if the program has already exited.
@@ -209,8 +209,8 @@ fn read_trimmed(path: &str) -> String {
         .to_owned()
 }
 
-fn end_of_log(path: &str) -> String {
+fn last_bytes_of_log(path: &str) -> String {
     let bytes = fs::read(path).unwrap_or_default();
-    let start = bytes.len().saturating_sub(KEPT_OUTPUT_BYTES);
+    let start = bytes.len().saturating_sub(MAX_OUTPUT_TAIL_BYTES);
     String::from_utf8_lossy(&bytes[start..]).trim().to_owned()
 }

@@ -28,7 +28,7 @@ fn periodic_long_steps_are_not_stalls() {
             _ => 10,
         });
         let steps = steps_with_durations(milliseconds);
-        let summary = StepSummary::from_whole_run(&steps, Mark::Backward).expect("steps");
+        let summary = StepSummary::from_whole_run(&steps, StepMark::Backward).expect("steps");
         assert_eq!(summary.median_ns, 10 * MS);
         summary.stalls
     };
@@ -51,7 +51,7 @@ fn periodic_long_steps_are_not_stalls() {
 fn only_the_first_steps_of_a_run_are_warm_up() {
     let steps = steps_with_durations([50, 50].into_iter().chain([10; 40]));
     let summaries = [StepSummary::from_whole_run, StepSummary::from_later_steps]
-        .map(|of| of(&steps, Mark::Backward).unwrap());
+        .map(|of| of(&steps, StepMark::Backward).unwrap());
     let key_numbers =
         |summary: &StepSummary| (summary.warm_up, summary.stalls.len(), summary.begin_ns);
     assert_eq!(
@@ -65,7 +65,7 @@ fn one_of_few_steps_can_be_a_stall() {
     for count in 3..=12 {
         let steps =
             steps_with_durations((0..count).map(|number| if number == 1 { 50 } else { 10 }));
-        let summary = StepSummary::from_whole_run(&steps, Mark::Backward).expect("steps");
+        let summary = StepSummary::from_whole_run(&steps, StepMark::Backward).expect("steps");
         assert_eq!(summary.stalls.len(), 1, "{count}");
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use rustix::io::Errno;
 
 use super::MlTraining;
-use super::gpu::{self, OpenGpu};
+use super::gpu::{self, TrainerGpu};
 use crate::clock::{self, us_to_ns};
 use crate::shared_state::FutexSlot;
 use crate::sys::cuda::OpenedCudaDevice;
@@ -18,20 +18,20 @@ use crate::sys::nccl::{JoinedCommunicator, LoadedNccl, UniqueId};
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
 /// Number of futex slots that the ranks of a job share.
-pub(super) const SLOTS_PER_JOB: usize = 3;
+pub(super) const FUTEX_SLOTS_PER_JOB: usize = 3;
 
 /// The futex slots by which one rank takes part in the job's collectives.
 #[derive(Clone, Copy)]
 pub(super) struct CollectiveSlots<'a> {
-    pub(super) arrived_ranks: &'a FutexSlot,
-    pub(super) next_arrived: &'a FutexSlot,
+    pub(super) turn_of_this_rank: &'a FutexSlot,
+    pub(super) turn_of_next_rank: &'a FutexSlot,
     pub(super) job: &'a [FutexSlot],
 }
 
 /// One rank's part in the collectives of its job.
 pub(super) enum Collective<'a> {
     /// The job has a single rank, so there are no collectives.
-    Alone,
+    SingleRank,
     Ring(RingRank<'a>),
     Nccl(NcclRank<'a>),
 }
@@ -40,9 +40,9 @@ pub(super) enum Collective<'a> {
 pub(super) enum CollectiveResult {
     /// All ranks have the sum. The interval is from the moment at which this rank entered the collective to the end of
     /// its wait.
-    Together(CollectiveInterval),
+    Complete(CollectiveInterval),
     /// The job has a single rank, so there was no collective to join.
-    Alone,
+    SingleRank,
     /// A rank was stopped before the collective was complete.
     Stopped,
 }
@@ -55,7 +55,7 @@ pub(super) struct CollectiveInterval {
 
 impl CollectiveResult {
     fn ended_now(start_ns: u64) -> Self {
-        Self::Together(CollectiveInterval {
+        Self::Complete(CollectiveInterval {
             start_ns,
             end_ns: clock::now_ns(),
         })
@@ -68,22 +68,22 @@ impl<'a> Collective<'a> {
         job: &MlTraining,
         worker: &mut Worker<'_>,
         rank: usize,
-        gpu: &OpenGpu,
+        gpu: &TrainerGpu,
         slots: CollectiveSlots<'a>,
     ) -> Result<Option<Self>, WorkFailure> {
         if job.ranks == 1 {
-            return Ok(Some(Self::Alone));
+            return Ok(Some(Self::SingleRank));
         }
         if let (Some(driver), Some(device)) = (job.gpu.driver_path(), gpu.device()) {
             let nccl = LoadedNccl::load_for(driver).map_err(library_failure)?;
             let rank = NcclRank::join(job, worker, rank, (nccl, device), slots.job)?;
             return Ok(rank.map(Self::Nccl));
         }
-        let hops = 2 * (job.ranks as u64 - 1);
+        let hop_count = 2 * (job.ranks as u64 - 1);
         Ok(Some(Self::Ring(RingRank {
             slots,
-            hops,
-            hop_ns: us_to_ns(job.all_reduce_us) / hops,
+            hop_count,
+            hop_ns: us_to_ns(job.all_reduce_us) / hop_count,
         })))
     }
 
@@ -93,7 +93,7 @@ impl<'a> Collective<'a> {
         worker: &mut Worker<'_>,
     ) -> Result<CollectiveResult, WorkFailure> {
         match self {
-            Self::Alone => Ok(CollectiveResult::Alone),
+            Self::SingleRank => Ok(CollectiveResult::SingleRank),
             Self::Ring(ring) => Ok(ring.all_reduce(worker)),
             Self::Nccl(rank) => rank.all_reduce(worker),
         }
@@ -101,13 +101,13 @@ impl<'a> Collective<'a> {
 
     /// Ends the collectives of this rank. With NCCL it closes the agreement and joins the last committed collective, in
     /// which another rank may wait.
-    pub(super) fn finish(
+    pub(super) fn finish_collectives(
         &mut self,
         worker: &mut Worker<'_>,
     ) -> Result<CollectiveResult, WorkFailure> {
         match self {
-            Self::Nccl(rank) => rank.finish(worker),
-            Self::Alone | Self::Ring(_) => Ok(CollectiveResult::Alone),
+            Self::Nccl(rank) => rank.finish_collectives(worker),
+            Self::SingleRank | Self::Ring(_) => Ok(CollectiveResult::SingleRank),
         }
     }
 }
@@ -115,7 +115,7 @@ impl<'a> Collective<'a> {
 /// A rank in a ring of futexes.
 pub(super) struct RingRank<'a> {
     slots: CollectiveSlots<'a>,
-    hops: u64,
+    hop_count: u64,
     hop_ns: u64,
 }
 
@@ -124,10 +124,10 @@ impl RingRank<'_> {
     /// sums.
     fn all_reduce(&self, worker: &mut Worker<'_>) -> CollectiveResult {
         let start_ns = clock::now_ns();
-        let done = (0..self.hops).all(|_| {
-            worker.burn_ns(self.hop_ns);
-            worker.post_to_slot(self.slots.next_arrived, 1);
-            worker.take_from_slot(self.slots.arrived_ranks)
+        let done = (0..self.hop_count).all(|_| {
+            worker.burn_cpu_ns(self.hop_ns);
+            worker.post_to_slot(self.slots.turn_of_next_rank, 1);
+            worker.take_from_slot(self.slots.turn_of_this_rank)
         });
         match done {
             true => CollectiveResult::ended_now(start_ns),
@@ -150,7 +150,7 @@ const CLOSED_BIT: u32 = 1 << 31;
 
 impl CollectiveAgreement<'_> {
     /// Commits this rank to the collective after the first `joined`. Returns whether all ranks will join it.
-    fn commit_to_next(&self, joined: u32) -> bool {
+    fn commit_to_next_collective(&self, joined: u32) -> bool {
         let commit = |word: u32| match word & !CLOSED_BIT > joined {
             true => Some(word),
             false => (word & CLOSED_BIT == 0).then_some(joined + 1),
@@ -159,7 +159,7 @@ impl CollectiveAgreement<'_> {
     }
 
     /// Closes the agreement and returns the number of collectives that all ranks join.
-    fn close(&self) -> u32 {
+    fn close_agreement(&self) -> u32 {
         self.0.word.fetch_or(CLOSED_BIT, AcqRel) & !CLOSED_BIT
     }
 }
@@ -192,16 +192,16 @@ impl<'a> NcclRank<'a> {
             .allocate_memory(floats * size_of::<f32>())
             .map_err(gpu::library_failure)?;
         if rank == 0 {
-            id.leave_message(&nccl.new_unique_id().map_err(library_failure)?.0);
+            id.write_message(&nccl.new_unique_id().map_err(library_failure)?.0);
         }
         // To join the communicator means to wait for all ranks, so each rank first checks that all can join.
         worker.post_to_all_waiters(ready);
         if !wait_until_all_ranks_are_ready(worker, ready, job.ranks) {
             // Another rank may have seen that all ranks are ready, and wait for this one: only the agreement shows
             // whether it does.
-            agreement.close();
+            agreement.close_agreement();
         }
-        if !agreement.commit_to_next(0) {
+        if !agreement.commit_to_next_collective(0) {
             return Ok(None);
         }
         let id = UniqueId(id.read_message());
@@ -220,9 +220,12 @@ impl<'a> NcclRank<'a> {
 
     fn all_reduce(&mut self, worker: &mut Worker<'_>) -> Result<CollectiveResult, WorkFailure> {
         if worker.is_stopped() {
-            self.agreement.close();
+            self.agreement.close_agreement();
         }
-        if !self.agreement.commit_to_next(self.joined_collectives) {
+        if !self
+            .agreement
+            .commit_to_next_collective(self.joined_collectives)
+        {
             return Ok(CollectiveResult::Stopped);
         }
         self.joined_collectives += 1;
@@ -237,8 +240,11 @@ impl<'a> NcclRank<'a> {
         Ok(CollectiveResult::ended_now(start_ns))
     }
 
-    fn finish(&mut self, worker: &mut Worker<'_>) -> Result<CollectiveResult, WorkFailure> {
-        match self.agreement.close() > self.joined_collectives {
+    fn finish_collectives(
+        &mut self,
+        worker: &mut Worker<'_>,
+    ) -> Result<CollectiveResult, WorkFailure> {
+        match self.agreement.close_agreement() > self.joined_collectives {
             true => self.all_reduce(worker),
             false => Ok(CollectiveResult::Stopped),
         }
@@ -256,7 +262,7 @@ fn wait_until_all_ranks_are_ready(
         if there as usize >= ranks {
             return true;
         }
-        if !worker.wait_while(ready, there) {
+        if !worker.wait_while_slot_has(ready, there) {
             return false;
         }
     }
@@ -281,15 +287,18 @@ mod tests {
     use crate::shared_state::SharedState;
 
     #[test]
-    fn all_join_what_one_has_committed_to_and_nothing_after_the_close() {
+    fn committed_collectives_are_joined_but_none_after_close() {
         let shared = SharedState::new(1, 1, 0).unwrap();
         let agreement = || CollectiveAgreement(&shared.slots(&(0..1))[0]);
         let (early, late) = (agreement(), agreement());
-        assert!(early.commit_to_next(0) && late.commit_to_next(0));
-        assert!(early.commit_to_next(1));
-        assert_eq!(late.close(), 2);
-        assert!(late.commit_to_next(1), "the other one waits in it");
-        assert!(!late.commit_to_next(2) && !early.commit_to_next(2));
-        assert_eq!(early.close(), 2);
+        assert!(early.commit_to_next_collective(0) && late.commit_to_next_collective(0));
+        assert!(early.commit_to_next_collective(1));
+        assert_eq!(late.close_agreement(), 2);
+        assert!(
+            late.commit_to_next_collective(1),
+            "the other one waits in it"
+        );
+        assert!(!late.commit_to_next_collective(2) && !early.commit_to_next_collective(2));
+        assert_eq!(early.close_agreement(), 2);
     }
 }

@@ -8,17 +8,17 @@ use rustix::io::Errno;
 
 use super::MlTraining;
 use crate::clock;
-use crate::spec_keys::choice;
+use crate::spec_keys::spec_choice;
 use crate::sys::cuda::{CudaWaitMode, OpenedCudaDevice};
 use crate::sys::library::LibraryError;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
 /// The image of a software GPU's module with one kernel, which takes the time that a launch asks for.
-const MODULE_IMAGE: &CStr = c"softgpu kernel step\n";
-const KERNEL_NAME: &CStr = c"step";
+const SOFTGPU_MODULE_IMAGE: &CStr = c"softgpu kernel step\n";
+const SOFTGPU_KERNEL_NAME: &CStr = c"step";
 
-choice! {
+spec_choice! {
     /// The GPU that a trainer uses.
     pub enum GpuBackend, default CpuTime {
         /// No GPU: a copy is a copy in memory, and a kernel ends at a time on the CPU's clock.
@@ -54,7 +54,7 @@ impl GpuBackend {
     }
 }
 
-choice! {
+spec_choice! {
     /// How a trainer waits for the GPU.
     #[derive(Copy)]
     pub enum GpuWait, default Block {
@@ -68,7 +68,7 @@ choice! {
 }
 
 /// The GPU that a trainer has opened, and the batch that it copies there.
-pub(super) struct OpenGpu {
+pub(super) struct TrainerGpu {
     batch: PrivateMapping,
     target: GpuTarget,
 }
@@ -82,7 +82,7 @@ enum GpuTarget {
     Driver(Rc<OpenedCudaDevice>),
 }
 
-impl OpenGpu {
+impl TrainerGpu {
     pub(super) fn open(job: &MlTraining, rank: usize) -> Result<Self, WorkFailure> {
         let bytes = job.copy_kib << 10;
         let map = || PrivateMapping::new(bytes).map_err(FailingStep::MapMemory.as_failure());
@@ -98,8 +98,14 @@ impl OpenGpu {
                     GpuWait::Spin => CudaWaitMode::Spin,
                     GpuWait::Yield => CudaWaitMode::Yield,
                 };
-                let device =
-                    OpenedCudaDevice::open(path, rank, schedule, MODULE_IMAGE, KERNEL_NAME, bytes);
+                let device = OpenedCudaDevice::open(
+                    path,
+                    rank,
+                    schedule,
+                    SOFTGPU_MODULE_IMAGE,
+                    SOFTGPU_KERNEL_NAME,
+                    bytes,
+                );
                 GpuTarget::Driver(Rc::new(device.map_err(library_failure)?))
             }
         };
@@ -164,10 +170,10 @@ fn wait_until(worker: &mut Worker<'_>, moment_ns: u64, wait: GpuWait) {
     if wait == GpuWait::Block {
         return worker.sleep_until_ns(moment_ns);
     }
-    while clock::now_ns() < moment_ns && worker.proceed() {
+    while clock::now_ns() < moment_ns && worker.should_do_another_round() {
         match wait {
             GpuWait::Yield => rustix::thread::sched_yield(),
-            _ => worker.spin(),
+            _ => worker.spin_about_a_microsecond(),
         }
     }
 }

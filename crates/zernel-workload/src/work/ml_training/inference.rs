@@ -1,12 +1,12 @@
 //! An inference server: requests arrive at fixed moments, and each is a few launches and a wait for the GPU.
 
 use super::super::{Work, WorkTypeInfo};
-use super::{GPU_COMPUTE_PHASE, GpuBackend, GpuWait, MAX_TRACED_STEPS, MlTraining, OpenGpu};
+use super::{GPU_COMPUTE_PHASE, GpuBackend, GpuWait, MAX_TRACED_STEPS, MlTraining, TrainerGpu};
 use crate::clock::{self, us_to_ns};
-use crate::spec_keys::table;
+use crate::spec_keys::spec_table;
 use crate::worker::{WorkFailure, Worker};
 
-table! {
+spec_table! {
     /// See [`WorkType::Inference`](crate::WorkType::Inference).
     #[derive(Eq)]
     pub struct Inference {
@@ -60,11 +60,11 @@ impl Work for Inference {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let _ = rustix::thread::set_name(c"inference");
-        let mut gpu = OpenGpu::open(&self.gpu_settings(), worker.index())?;
+        let mut gpu = TrainerGpu::open(&self.gpu_settings(), worker.index())?;
         let period_ns = us_to_ns(self.period_us);
         let mut arrival_ns = clock::now_ns().saturating_add(period_ns);
         let mut request = 0;
-        while worker.proceed() {
+        while worker.should_do_another_round() {
             // A request that arrived while another was served has waited since its arrival.
             worker.sleep_until_ns(arrival_ns);
             if worker.is_stopped() {
@@ -72,7 +72,7 @@ impl Work for Inference {
             }
             self.serve_requests(worker, &mut gpu)?;
             worker.trace_interval(request, GPU_COMPUTE_PHASE, arrival_ns, clock::now_ns());
-            worker.done(1);
+            worker.count_round(1);
             request += 1;
             arrival_ns = arrival_ns.saturating_add(period_ns);
         }
@@ -93,11 +93,11 @@ impl Inference {
     fn serve_requests(
         &self,
         worker: &mut Worker<'_>,
-        gpu: &mut OpenGpu,
+        gpu: &mut TrainerGpu,
     ) -> Result<(), WorkFailure> {
         gpu.copy_batch(worker)?;
         for _ in 0..self.launches {
-            worker.burn_ns(us_to_ns(self.launch_us));
+            worker.burn_cpu_ns(us_to_ns(self.launch_us));
             gpu.launch_kernel(us_to_ns(self.gpu_us) / u64::from(self.launches.max(1)))?;
         }
         gpu.synchronize(worker)

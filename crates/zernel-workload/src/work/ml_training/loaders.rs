@@ -67,7 +67,7 @@ fn run_loader(load: impl FnOnce(&mut Worker<'_>) -> Result<(), WorkFailure>) -> 
     const TEAM_OF_ONE: WorkerTeam<'_> = WorkerTeam {
         index: 0,
         size: 1,
-        can_spare_members: false,
+        members_are_independent: false,
         slots: &[],
         pipes: &[],
     };
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loader_that_gave_up_is_reported() {
+    fn error_of_forked_loader_is_returned() {
         let failing = FailingStep::ReadFile.as_failure()(Errno::IO);
         let loaders = ForkedLoaders::fork(2, |_, _| Err(failing)).unwrap();
         loaders
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn loaders_end_when_their_trainer_says_so() {
+    fn end_loaders_ends_and_reaps_loaders() {
         let forever = |_: usize, worker: &mut Worker<'_>| {
             while worker.sleep(std::time::Duration::from_secs(1)) {}
             Ok(())

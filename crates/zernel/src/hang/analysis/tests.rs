@@ -36,7 +36,7 @@ fn process_in_collective(rank: u32, sequence: u64, op: &str, seconds: f64) -> Pr
     }
 }
 
-fn after_exit(process: ProcessSnapshot) -> ProcessSnapshot {
+fn exited_rank(process: ProcessSnapshot) -> ProcessSnapshot {
     ProcessSnapshot {
         ended_seconds_ago: Some(20.0),
         ..process
@@ -54,7 +54,7 @@ fn problems_by_rank(
         gone_ranks: exited_ranks,
         ..Snapshot::default()
     };
-    let communicators = communicators_of_job(&snapshot, None);
+    let communicators = local_communicators_of_job(&snapshot, None);
     let findings = communicators.iter().flat_map(|communicator| {
         communicator.find_late_ranks(threshold, |process| process.pid == STOPPED_PID)
     });
@@ -211,13 +211,13 @@ fn an_exited_rank_is_reported_if_others_wait_for_it() {
             process_in_collective(1, 7, "AllReduce", 30.0),
         ]
     };
-    let behind = after_exit(process_in_collective(2, 6, "AllReduce", 40.0));
+    let behind = exited_rank(process_in_collective(2, 6, "AllReduce", 40.0));
     assert_eq!(
         problems_by_rank(waiting(), vec![behind], TEST_THRESHOLD),
         [(2, RankProblem::Exited, true)]
     );
     // The exited rank had entered the same collective. The phases of the other ranks show whether they wait.
-    let equal = || vec![after_exit(process_in_collective(2, 7, "AllReduce", 30.0))];
+    let equal = || vec![exited_rank(process_in_collective(2, 7, "AllReduce", 30.0))];
     assert_eq!(problems_by_rank(waiting(), equal(), TEST_THRESHOLD), []);
     let mut waiting = waiting();
     waiting[1].phases.phase = Some(WorkloadPhase::NcclCollective);
@@ -251,7 +251,7 @@ fn ranks_that_all_wait_for_their_gpus_may_wait_for_another_node() {
             observed: vec![process(0), process(1)],
             ..Snapshot::default()
         };
-        communicators_of_job(&snapshot, None)[0].all_ranks_wait(TEST_THRESHOLD)
+        local_communicators_of_job(&snapshot, None)[0].all_ranks_wait(TEST_THRESHOLD)
     };
     assert!(all_ranks_wait(WorkloadPhase::GpuCompute, 30.0));
     assert!(!all_ranks_wait(WorkloadPhase::GpuCompute, 1.0));
@@ -293,7 +293,7 @@ fn a_rank_that_does_not_join_is_late_and_then_hangs() {
             observed: ranks_waiting_to_join(seconds, absent(pid)),
             ..Snapshot::default()
         };
-        let communicators = communicators_of_job(&snapshot, None);
+        let communicators = local_communicators_of_job(&snapshot, None);
         let found =
             communicators[0].find_late_ranks(TEST_THRESHOLD, |process| process.pid == STOPPED_PID);
         assert_eq!(found.len(), 1);
@@ -321,11 +321,14 @@ fn a_rank_of_a_communicator_of_another_size_is_not_expected_to_join() {
 fn only_running_processes_of_the_selected_job_count() {
     let snapshot = Snapshot {
         observed: vec![
-            after_exit(process_in_collective(0, 6, "AllReduce", 40.0)),
+            exited_rank(process_in_collective(0, 6, "AllReduce", 40.0)),
             process_in_collective(1, 7, "AllReduce", 30.0),
         ],
         ..Snapshot::default()
     };
-    assert_eq!(communicators_of_job(&snapshot, None)[0].members.len(), 1);
-    assert!(communicators_of_job(&snapshot, Some("another")).is_empty());
+    assert_eq!(
+        local_communicators_of_job(&snapshot, None)[0].members.len(),
+        1
+    );
+    assert!(local_communicators_of_job(&snapshot, Some("another")).is_empty());
 }

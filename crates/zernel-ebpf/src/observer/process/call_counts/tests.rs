@@ -1,4 +1,4 @@
-use zernel_phase::steps::{Launches, Mark};
+use zernel_phase::steps::{Launches, StepMark};
 
 use super::*;
 use crate::observer::monotonic_ns;
@@ -12,7 +12,7 @@ fn symbol_index(name: &str) -> usize {
     place.expect("in the table")
 }
 
-fn none_of(launches: Launches) -> Launches {
+fn no_launches_like(launches: Launches) -> Launches {
     match launches {
         Launches::Unknown => Launches::Unknown,
         Launches::InWindow(_) => Launches::InWindow(0),
@@ -32,7 +32,7 @@ impl SimulatedTrainer {
     fn new(launch: &str) -> Self {
         let now_ns = monotonic_ns();
         let mut raw = layout::Process::new_zeroed();
-        raw.first_ns = now_ns;
+        raw.first_event_ns = now_ns;
         Self {
             process: ObservedProcess::new(&raw, TenantId::default()),
             counters: layout::Counters::new_zeroed(),
@@ -41,14 +41,18 @@ impl SimulatedTrainer {
         }
     }
 
-    fn make_steps(&mut self, steps: u64, mark: Mark, launches: Launches) {
+    fn make_steps(&mut self, steps: u64, mark: StepMark, launches: Launches) {
         for _ in 0..steps {
             self.now_ns += 10 * MS;
-            if mark == Mark::Optimizer {
+            if mark == StepMark::Optimizer {
                 let detector = &mut self.process.steps;
-                detector.mark(Mark::Backward, self.now_ns - MS, none_of(launches));
+                detector.record_mark(
+                    StepMark::Backward,
+                    self.now_ns - MS,
+                    no_launches_like(launches),
+                );
             }
-            self.process.steps.mark(mark, self.now_ns, launches);
+            self.process.steps.record_mark(mark, self.now_ns, launches);
             if launches != Launches::Unknown {
                 self.counters.functions[self.launch].calls += 100;
             }
@@ -59,7 +63,7 @@ impl SimulatedTrainer {
     }
 
     /// Three windows with five steps each, and ten steps before each of them.
-    fn sample_three_windows(&mut self, mark: Mark) {
+    fn sample_three_windows(&mut self, mark: StepMark) {
         for _ in 0..3 {
             self.make_steps(10, mark, Launches::Unknown);
             let from_ns = self.now_ns;
@@ -94,7 +98,7 @@ impl SimulatedTrainer {
 #[test]
 fn all_launches_are_estimated_and_only_counted_ones_are_exported() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
-    trainer.make_steps(20, Mark::Backward, Launches::Counted(100));
+    trainer.make_steps(20, StepMark::Backward, Launches::Counted(100));
     assert_eq!(
         (trainer.launch_count().calls, trainer.launch_count().error),
         (2000, Some(0))
@@ -102,7 +106,7 @@ fn all_launches_are_estimated_and_only_counted_ones_are_exported() {
     let before = trainer.counted_launches();
     assert!(!before.was_sampled && (before.seconds - 0.2).abs() < 1e-9);
     trainer.begin_sampling();
-    trainer.sample_three_windows(Mark::Backward);
+    trainer.sample_three_windows(StepMark::Backward);
     // 45 steps were made while launches were sampled, 15 of them in windows.
     let all = trainer.launch_count();
     assert_eq!((all.calls, all.error), (2000 + 4500, Some(100)));
@@ -113,7 +117,7 @@ fn all_launches_are_estimated_and_only_counted_ones_are_exported() {
     assert!((per_step.mean - 100.0).abs() < 1e-9);
     let counts = &mut trainer.process.counts;
     counts.end_sampling(trainer.launch, trainer.now_ns, &trainer.process.steps);
-    trainer.make_steps(10, Mark::Backward, Launches::Counted(100));
+    trainer.make_steps(10, StepMark::Backward, Launches::Counted(100));
     assert_eq!(trainer.launch_count().calls, 2000 + 4500 + 1000);
     assert_eq!(trainer.counted_launches().calls, 2000 + 1500 + 1000);
 }
@@ -123,22 +127,24 @@ fn all_launches_are_estimated_and_only_counted_ones_are_exported() {
 #[test]
 fn the_step_in_which_sampling_begins_is_not_counted_twice() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
-    trainer.make_steps(20, Mark::Backward, Launches::Counted(100));
+    trainer.make_steps(20, StepMark::Backward, Launches::Counted(100));
     let step_began_ns = trainer.now_ns;
     trainer.counters.functions[trainer.launch].calls += 70;
     trainer.now_ns += 7 * MS;
     trainer.begin_sampling();
     trainer.now_ns = step_began_ns;
-    trainer.sample_three_windows(Mark::Backward);
+    trainer.sample_three_windows(StepMark::Backward);
     assert_eq!(trainer.launch_count().calls, 2000 + 4500);
 }
 
 #[test]
 fn a_process_that_begins_while_launches_are_sampled_is_estimated_from_its_first_step_on() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
-    trainer.process.join_sampling(&[trainer.launch], None);
-    trainer.make_steps(1, Mark::Backward, Launches::Unknown);
-    trainer.sample_three_windows(Mark::Backward);
+    trainer
+        .process
+        .mark_sampled_from_start(&[trainer.launch], None);
+    trainer.make_steps(1, StepMark::Backward, Launches::Unknown);
+    trainer.sample_three_windows(StepMark::Backward);
     assert_eq!(trainer.launch_count().calls, 4600);
     assert_eq!(trainer.counted_launches().calls, 1500);
 }
@@ -147,10 +153,10 @@ fn a_process_that_begins_while_launches_are_sampled_is_estimated_from_its_first_
 fn a_process_that_only_launches_graphs_is_counted_exactly() {
     let mut trainer = SimulatedTrainer::new("cuGraphLaunch");
     let kernel = symbol_index("cuLaunchKernel");
-    trainer.process.join_sampling(&[kernel], None);
-    trainer.sample_three_windows(Mark::Backward);
+    trainer.process.mark_sampled_from_start(&[kernel], None);
+    trainer.sample_three_windows(StepMark::Backward);
     assert!(trainer.process.counts.launches_only_unsampled());
-    trainer.make_steps(10, Mark::Backward, Launches::Counted(100));
+    trainer.make_steps(10, StepMark::Backward, Launches::Counted(100));
     assert_eq!(trainer.launch_count().error, Some(0));
     assert_eq!(trainer.launch_count().calls, 2500);
     assert_eq!(trainer.counted_launches().calls, 2500);
@@ -160,13 +166,13 @@ fn a_process_that_only_launches_graphs_is_counted_exactly() {
 #[test]
 fn a_process_that_evaluates_when_sampling_begins_has_an_interval() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
-    trainer.make_steps(8, Mark::Backward, Launches::Counted(100));
+    trainer.make_steps(8, StepMark::Backward, Launches::Counted(100));
     // The step that contains an evaluation is longer, and launches more.
     trainer.now_ns += 300 * MS;
-    trainer.make_steps(6, Mark::Backward, Launches::Counted(100));
+    trainer.make_steps(6, StepMark::Backward, Launches::Counted(100));
     trainer.now_ns += 300 * MS;
     trainer.begin_sampling();
-    trainer.make_steps(6, Mark::Backward, Launches::Unknown);
+    trainer.make_steps(6, StepMark::Backward, Launches::Unknown);
     let launches = trainer.launch_count();
     assert_eq!(launches.calls, 1400 + 500, "{launches:?}");
     // Whether the launches of the step with the evaluation were made before is unknown, and so is it for the last step.
@@ -177,8 +183,10 @@ fn a_process_that_evaluates_when_sampling_begins_has_an_interval() {
 #[test]
 fn a_process_without_a_window_has_no_interval() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
-    trainer.process.join_sampling(&[trainer.launch], None);
-    trainer.make_steps(20, Mark::Backward, Launches::Unknown);
+    trainer
+        .process
+        .mark_sampled_from_start(&[trainer.launch], None);
+    trainer.make_steps(20, StepMark::Backward, Launches::Unknown);
     let launches = trainer.launch_count();
     assert_eq!((launches.calls, launches.error), (0, None));
     let copies = trainer
@@ -196,12 +204,14 @@ fn a_process_without_a_window_has_no_interval() {
 #[test]
 fn launches_of_an_earlier_boundary_are_kept() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
-    trainer.process.join_sampling(&[trainer.launch], None);
-    trainer.sample_three_windows(Mark::Backward);
+    trainer
+        .process
+        .mark_sampled_from_start(&[trainer.launch], None);
+    trainer.sample_three_windows(StepMark::Backward);
     let before = trainer.launch_count().calls;
     assert_eq!(before, 4500);
-    trainer.sample_three_windows(Mark::Optimizer);
-    assert_eq!(trainer.process.steps.restarts(), 1);
+    trainer.sample_three_windows(StepMark::Optimizer);
+    assert_eq!(trainer.process.steps.restart_count(), 1);
     let after = trainer.launch_count();
     let error = after.error.expect("several windows");
     assert!(after.calls.abs_diff(9000) <= error, "{after:?}");
@@ -211,11 +221,11 @@ fn launches_of_an_earlier_boundary_are_kept() {
 #[test]
 fn a_pause_is_no_time_in_which_anything_was_counted() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
-    trainer.make_steps(10, Mark::Backward, Launches::Counted(100));
+    trainer.make_steps(10, StepMark::Backward, Launches::Counted(100));
     trainer.process.suspend_counting(&[], trainer.now_ns);
     trainer.now_ns += 1000 * MS;
     trainer.process.resume_counting(trainer.now_ns);
-    trainer.make_steps(10, Mark::Backward, Launches::Counted(100));
+    trainer.make_steps(10, StepMark::Backward, Launches::Counted(100));
     let counted = trainer.counted_launches();
     assert!((counted.seconds - 0.2).abs() < 1e-9, "{counted:?}");
 }
@@ -229,7 +239,7 @@ fn windows_hold_a_few_whole_steps_of_at_most_half_a_second() {
             trainer.now_ns += MS * if is_long { long_ms } else { step_ms };
             let launches = Launches::Counted(1);
             let detector = &mut trainer.process.steps;
-            detector.mark(Mark::Backward, trainer.now_ns, launches);
+            detector.record_mark(StepMark::Backward, trainer.now_ns, launches);
         }
         let length = window_length_for_steps(&trainer.process.steps)?;
         Some(length.as_millis())

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// Each crate and the crates that it may depend on. It may also depend on the crates that those depend on. No crate
 /// depends on `zernel-testkit` or `zernel-testjob`: only tests use them.
-const ALLOWED_ARROWS: &[(&str, &[&str])] = &[
+const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     (
         "zernel",
         &[
@@ -91,7 +91,7 @@ fn graph_of_metadata(metadata: &Value) -> CrateGraph {
         .collect()
 }
 
-fn graph_of(arrows: &[(&str, &[&str])]) -> CrateGraph {
+fn dependency_graph_of(arrows: &[(&str, &[&str])]) -> CrateGraph {
     let arrows = arrows.iter().map(|(from, to)| {
         let to = to.iter().map(|name| (*name).to_owned());
         ((*from).to_owned(), to.collect())
@@ -114,7 +114,7 @@ fn reachable_crates(graph: &CrateGraph, from: &str) -> BTreeSet<String> {
 }
 
 /// Crates that depend on themselves, directly or indirectly.
-fn crates_in_circles(graph: &CrateGraph) -> Vec<&String> {
+fn crates_in_dependency_cycles(graph: &CrateGraph) -> Vec<&String> {
     let names = graph.keys();
     names
         .filter(|name| reachable_crates(graph, name).contains(*name))
@@ -131,11 +131,14 @@ fn forbidden_dependencies(graph: &CrateGraph, allowed: &CrateGraph) -> Vec<Strin
 }
 
 #[test]
-fn no_dependency_is_circular_or_upward() {
-    let (graph, allowed) = (workspace_graph(), graph_of(ALLOWED_ARROWS));
+fn crate_dependencies_are_as_listed_and_acyclic() {
+    let (graph, allowed) = (
+        workspace_graph(),
+        dependency_graph_of(ALLOWED_CRATE_DEPENDENCIES),
+    );
     assert!(graph.len() > 10, "{graph:?}");
-    assert_eq!(crates_in_circles(&allowed), Vec::<&String>::new());
-    assert_eq!(crates_in_circles(&graph), Vec::<&String>::new());
+    assert_eq!(crates_in_dependency_cycles(&allowed), Vec::<&String>::new());
+    assert_eq!(crates_in_dependency_cycles(&graph), Vec::<&String>::new());
     assert_eq!(
         forbidden_dependencies(&graph, &allowed),
         Vec::<String>::new()
@@ -143,8 +146,11 @@ fn no_dependency_is_circular_or_upward() {
 }
 
 #[test]
-fn every_crate_and_every_arrow_exists() {
-    let (graph, allowed) = (workspace_graph(), graph_of(ALLOWED_ARROWS));
+fn every_listed_crate_and_dependency_exists() {
+    let (graph, allowed) = (
+        workspace_graph(),
+        dependency_graph_of(ALLOWED_CRATE_DEPENDENCIES),
+    );
     assert!(graph.keys().eq(allowed.keys()), "{graph:#?}");
     assert_eq!(
         forbidden_dependencies(&allowed, &graph),
@@ -153,20 +159,20 @@ fn every_crate_and_every_arrow_exists() {
 }
 
 #[test]
-fn a_circle_and_an_upward_arrow_are_found() {
-    let allowed = graph_of(&[("a", &["b"]), ("b", &["c"]), ("c", &[])]);
-    let short_cut = graph_of(&[("a", &["b", "c"]), ("b", &["c"]), ("c", &[])]);
+fn cycles_and_unlisted_dependencies_are_found() {
+    let allowed = dependency_graph_of(&[("a", &["b"]), ("b", &["c"]), ("c", &[])]);
+    let short_cut = dependency_graph_of(&[("a", &["b", "c"]), ("b", &["c"]), ("c", &[])]);
     assert_eq!(
         forbidden_dependencies(&short_cut, &allowed),
         Vec::<String>::new()
     );
-    let circle = graph_of(&[("a", &["b"]), ("b", &["c"]), ("c", &["b"])]);
+    let circle = dependency_graph_of(&[("a", &["b"]), ("b", &["c"]), ("c", &["b"])]);
     assert_eq!(forbidden_dependencies(&circle, &allowed), ["c -> b"]);
-    assert_eq!(crates_in_circles(&circle), ["b", "c"]);
+    assert_eq!(crates_in_dependency_cycles(&circle), ["b", "c"]);
 }
 
 #[test]
-fn dependencies_of_tests_are_free() {
+fn dev_dependencies_are_not_checked() {
     let metadata = serde_json::json!({"packages": [{"name": "a", "dependencies": [
         {"name": "b", "kind": "dev", "path": "/b"},
         {"name": "c", "kind": "build", "path": "/c"},
@@ -175,6 +181,6 @@ fn dependencies_of_tests_are_free() {
     ]}]});
     assert_eq!(
         graph_of_metadata(&metadata),
-        graph_of(&[("a", &["c", "d"])])
+        dependency_graph_of(&[("a", &["c", "d"])])
     );
 }

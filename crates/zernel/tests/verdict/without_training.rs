@@ -12,7 +12,7 @@ use crate::report_on;
 const PYTHON_PROGRAM: &str = "python3";
 const COMPILER_PROGRAM: &str = "cc";
 
-pub(crate) fn other_trials(observing: &[Need]) -> [Trial; 4] {
+pub(crate) fn trials_without_training(observing: &[Need]) -> [Trial; 4] {
     let python = Need {
         name: "python",
         check: || program_runs(PYTHON_PROGRAM),
@@ -54,7 +54,7 @@ fn program_runs(program: &str) -> Result<(), String> {
     }
 }
 
-fn expect_cannot_tell(command: &[&str]) {
+fn assert_verdict_is_cannot_tell(command: &[&str]) {
     let (report, output) = report_on(|_| {}, command);
     let printed = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}");
@@ -62,7 +62,7 @@ fn expect_cannot_tell(command: &[&str]) {
 }
 
 fn idle_python_has_no_verdict() {
-    expect_cannot_tell(&[PYTHON_PROGRAM, "-c", "import time; time.sleep(2)"]);
+    assert_verdict_is_cannot_tell(&[PYTHON_PROGRAM, "-c", "import time; time.sleep(2)"]);
 }
 
 /// A notebook that waits for its user has opened the GPU and does nothing with it.
@@ -84,7 +84,7 @@ assert cuda.cuMemcpyHtoD_v2(memory, batch, ctypes.c_size_t(1 << 20)) == 0
 time.sleep(3)",
         library.display()
     );
-    expect_cannot_tell(&[PYTHON_PROGRAM, "-c", &script]);
+    assert_verdict_is_cannot_tell(&[PYTHON_PROGRAM, "-c", &script]);
 }
 
 fn a_compiler_has_no_verdict() {
@@ -100,7 +100,7 @@ fn a_compiler_has_no_verdict() {
     fs::write(&source, (0..100).map(function).collect::<String>()).unwrap();
     let object = directory.path().join("object.o");
     let [source, object] = [&source, &object].map(|path| path.to_str().unwrap());
-    expect_cannot_tell(&[COMPILER_PROGRAM, "-O3", "-c", source, "-o", object]);
+    assert_verdict_is_cannot_tell(&[COMPILER_PROGRAM, "-O3", "-c", source, "-o", object]);
 }
 
 /// One worker launches kernels and waits for them. A simulation maps the driver and no ML library, and has neither loaders

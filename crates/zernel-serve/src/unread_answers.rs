@@ -15,30 +15,30 @@ use crate::peer::ConnectionOwner;
 use crate::source_queries::TextQuery;
 
 /// The most texts of one kind that may exist for one owner.
-pub(crate) const MAX_TEXTS_OF_OWNER: u32 = 8;
+pub(crate) const MAX_UNREAD_ANSWERS_PER_OWNER: u32 = 8;
 
 /// Counts, by kind and owner, the answers that are being built or that clients have not read yet.
 #[derive(Clone, Default)]
-pub(crate) struct LiveTexts(Arc<Mutex<HashMap<(TextQuery, ConnectionOwner), u32>>>);
+pub(crate) struct UnreadAnswerCounts(Arc<Mutex<HashMap<(TextQuery, ConnectionOwner), u32>>>);
 
-impl LiveTexts {
+impl UnreadAnswerCounts {
     /// Counts a text that is about to be built; `None` if there are too many.
-    pub(crate) fn reserve_place(
+    pub(crate) fn reserve_answer(
         &self,
         query: TextQuery,
         owner: ConnectionOwner,
-    ) -> Option<LiveTextPlace> {
+    ) -> Option<AnswerReservation> {
         let is_limited = owner != ConnectionOwner::Trusted;
         let key = (query, owner);
         let mut counts = self.lock_counts();
         let count = counts.entry(key.clone()).or_default();
-        if is_limited && *count == MAX_TEXTS_OF_OWNER {
+        if is_limited && *count == MAX_UNREAD_ANSWERS_PER_OWNER {
             return None;
         }
         *count += 1;
         let texts = self.clone();
-        Some(LiveTextPlace {
-            all_texts: texts,
+        Some(AnswerReservation {
+            answer_counts: texts,
             key,
         })
     }
@@ -49,22 +49,22 @@ impl LiveTexts {
 }
 
 /// One of the limited places for texts. Dropping the value frees the place.
-pub(crate) struct LiveTextPlace {
-    all_texts: LiveTexts,
+pub(crate) struct AnswerReservation {
+    answer_counts: UnreadAnswerCounts,
     key: (TextQuery, ConnectionOwner),
 }
 
-impl LiveTextPlace {
+impl AnswerReservation {
     /// Returns the text so that its place stays taken until the last copy of the text is dropped.
-    pub(crate) fn hold_text(self, text: String) -> Utf8Bytes {
-        let owner = HeldText { text, _place: self };
+    pub(crate) fn attach_answer_text(self, text: String) -> Utf8Bytes {
+        let owner = ReservedAnswer { text, _place: self };
         Utf8Bytes::try_from(Bytes::from_owner(owner)).expect("a String is UTF-8")
     }
 }
 
-impl Drop for LiveTextPlace {
+impl Drop for AnswerReservation {
     fn drop(&mut self) {
-        let mut counts = self.all_texts.lock_counts();
+        let mut counts = self.answer_counts.lock_counts();
         if let Some(count) = counts.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {
@@ -74,12 +74,12 @@ impl Drop for LiveTextPlace {
     }
 }
 
-struct HeldText {
+struct ReservedAnswer {
     text: String,
-    _place: LiveTextPlace,
+    _place: AnswerReservation,
 }
 
-impl AsRef<[u8]> for HeldText {
+impl AsRef<[u8]> for ReservedAnswer {
     fn as_ref(&self) -> &[u8] {
         self.text.as_bytes()
     }
@@ -93,11 +93,12 @@ mod tests {
 
     #[test]
     fn an_owner_has_a_limited_number_of_texts_of_each_kind() {
-        let texts = LiveTexts::default();
+        let texts = UnreadAnswerCounts::default();
         let begin =
-            |user, query| texts.reserve_place(query, ConnectionOwner::Tenant(Tenant::User(user)));
-        let hold = |_| begin(1, TextQuery::Ledger).map(|text| text.hold_text("text".to_owned()));
-        let mut held: Vec<_> = (0..MAX_TEXTS_OF_OWNER).map(hold).collect();
+            |user, query| texts.reserve_answer(query, ConnectionOwner::Tenant(Tenant::User(user)));
+        let hold =
+            |_| begin(1, TextQuery::Ledger).map(|text| text.attach_answer_text("text".to_owned()));
+        let mut held: Vec<_> = (0..MAX_UNREAD_ANSWERS_PER_OWNER).map(hold).collect();
         assert!(held.iter().all(Option::is_some));
         assert!(begin(1, TextQuery::Ledger).is_none());
         assert!(begin(1, TextQuery::Snapshot).is_some());
@@ -112,7 +113,7 @@ mod tests {
         assert!(begin(1, TextQuery::Ledger).is_some());
         drop(held);
         let trusted: Vec<_> = (0..100)
-            .filter_map(|_| texts.reserve_place(TextQuery::Ledger, ConnectionOwner::Trusted))
+            .filter_map(|_| texts.reserve_answer(TextQuery::Ledger, ConnectionOwner::Trusted))
             .collect();
         assert_eq!(trusted.len(), 100);
         drop(trusted);

@@ -7,7 +7,7 @@ use crate::report::TruthReport;
 /// Bars of one trace. A bar that is not set is not checked.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct ScoreBars {
+pub struct ScoreLimits {
     /// Least macro-F1 of phases.
     pub phase_f1: Option<f64>,
     /// Least macro-F1 of thread classes.
@@ -26,10 +26,10 @@ pub struct ScoreBars {
     pub verdict: Option<bool>,
 }
 
-impl ScoreBars {
+impl ScoreLimits {
     /// Sentences about the bars that a score does not reach.
     #[must_use]
-    pub fn missed_bars(&self, report: &TruthReport) -> Vec<String> {
+    pub fn violated_limits(&self, report: &TruthReport) -> Vec<String> {
         let phases = &report.phases;
         let at_least = [
             ("phase_f1", self.phase_f1, phases.macro_f1),

@@ -11,29 +11,29 @@ use crate::Scope;
 use crate::source_queries::TextQuery;
 
 /// How long a text is reused. The age that a reused snapshot states is wrong by at most this time.
-const MAX_REUSED_TEXT_AGE: Duration = Duration::from_millis(100);
+const MAX_CACHED_ANSWER_AGE: Duration = Duration::from_millis(100);
 /// The most texts that are kept for reuse.
-const MAX_KEPT_TEXTS: usize = 32;
+const MAX_CACHED_ANSWERS: usize = 32;
 
 /// Answers to recent queries, from the newest version of the source.
 #[derive(Default)]
-pub(crate) struct RecentTexts(Mutex<HashMap<(TextQuery, Scope), RecentText>>);
+pub(crate) struct AnswerCache(Mutex<HashMap<(TextQuery, Scope), CachedAnswer>>);
 
-struct RecentText {
+struct CachedAnswer {
     version: u64,
     built_at: Instant,
     text: Utf8Bytes,
 }
 
-impl RecentText {
-    fn is_recent(&self, version: u64) -> bool {
-        self.version == version && self.built_at.elapsed() < MAX_REUSED_TEXT_AGE
+impl CachedAnswer {
+    fn is_reusable(&self, version: u64) -> bool {
+        self.version == version && self.built_at.elapsed() < MAX_CACHED_ANSWER_AGE
     }
 }
 
-impl RecentTexts {
+impl AnswerCache {
     /// The answer to a query, if it was built a moment ago from this version of the source.
-    pub(crate) fn find_answer(
+    pub(crate) fn find_cached_answer(
         &self,
         query: TextQuery,
         scope: Scope,
@@ -41,11 +41,11 @@ impl RecentTexts {
     ) -> Option<Utf8Bytes> {
         let texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = texts.get(&(query, scope))?;
-        recent.is_recent(version).then(|| recent.text.clone())
+        recent.is_reusable(version).then(|| recent.text.clone())
     }
 
     /// Keeps an answer that was built from this version, and forgets answers of other versions.
-    pub(crate) fn keep_answer(
+    pub(crate) fn cache_answer(
         &self,
         query: TextQuery,
         scope: Scope,
@@ -53,10 +53,10 @@ impl RecentTexts {
         text: Utf8Bytes,
     ) {
         let mut texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        texts.retain(|_, recent| recent.is_recent(version));
-        if texts.len() < MAX_KEPT_TEXTS {
+        texts.retain(|_, recent| recent.is_reusable(version));
+        if texts.len() < MAX_CACHED_ANSWERS {
             let built = Instant::now();
-            let recent = RecentText {
+            let recent = CachedAnswer {
                 version,
                 built_at: built,
                 text,
@@ -72,23 +72,26 @@ mod tests {
 
     #[test]
     fn texts_of_one_version_are_reused_for_a_moment() {
-        let texts = RecentTexts::default();
+        let texts = AnswerCache::default();
         let (query, scope) = (TextQuery::Snapshot, Scope::User(1));
-        texts.keep_answer(query, scope, 1, "first".into());
-        assert_eq!(texts.find_answer(query, scope, 1), Some("first".into()));
-        assert_eq!(texts.find_answer(query, scope, 2), None);
-        assert_eq!(texts.find_answer(query, Scope::User(2), 1), None);
-        assert_eq!(texts.find_answer(TextQuery::Ledger, scope, 1), None);
-        std::thread::sleep(MAX_REUSED_TEXT_AGE);
-        assert_eq!(texts.find_answer(query, scope, 1), None);
+        texts.cache_answer(query, scope, 1, "first".into());
+        assert_eq!(
+            texts.find_cached_answer(query, scope, 1),
+            Some("first".into())
+        );
+        assert_eq!(texts.find_cached_answer(query, scope, 2), None);
+        assert_eq!(texts.find_cached_answer(query, Scope::User(2), 1), None);
+        assert_eq!(texts.find_cached_answer(TextQuery::Ledger, scope, 1), None);
+        std::thread::sleep(MAX_CACHED_ANSWER_AGE);
+        assert_eq!(texts.find_cached_answer(query, scope, 1), None);
     }
 
     #[test]
     fn the_number_of_texts_is_bounded() {
-        let texts = RecentTexts::default();
+        let texts = AnswerCache::default();
         for user in 0..1000 {
-            texts.keep_answer(TextQuery::Snapshot, Scope::User(user), 1, "text".into());
+            texts.cache_answer(TextQuery::Snapshot, Scope::User(user), 1, "text".into());
         }
-        assert_eq!(texts.0.lock().unwrap().len(), MAX_KEPT_TEXTS);
+        assert_eq!(texts.0.lock().unwrap().len(), MAX_CACHED_ANSWERS);
     }
 }

@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 ///
 /// A caller that asks for a key already in flight waits for that result. The work continues even if
 /// every caller is dropped.
-pub(crate) struct SharedWork<K, V> {
+pub(crate) struct SingleFlight<K, V> {
     in_flight: Arc<Mutex<InFlight<K, V>>>,
     /// One permit for each thread that may work at a time.
     threads: Arc<Semaphore>,
@@ -23,7 +23,7 @@ type InFlight<K, V> = HashMap<K, watch::Receiver<Option<V>>>;
 #[derive(Debug)]
 pub(crate) struct WorkPanicked;
 
-impl<K, V> SharedWork<K, V>
+impl<K, V> SingleFlight<K, V>
 where
     K: Clone + Eq + Hash + Send + 'static,
     V: Clone + Send + Sync + 'static,
@@ -42,7 +42,7 @@ where
         key: K,
         work: impl FnOnce() -> V + Send + 'static,
     ) -> Result<V, WorkPanicked> {
-        let mut result = self.find_or_start(key, work);
+        let mut result = self.join_or_start_work(key, work);
         let result = result.wait_for(Option::is_some).await;
         result
             .ok()
@@ -50,7 +50,7 @@ where
             .ok_or(WorkPanicked)
     }
 
-    fn find_or_start(
+    fn join_or_start_work(
         &self,
         key: K,
         work: impl FnOnce() -> V + Send + 'static,
@@ -61,7 +61,7 @@ where
         }
         let (sender, receiver) = watch::channel(None);
         in_flight.insert(key.clone(), receiver.clone());
-        let entry = RemoveOnDrop(Arc::clone(&self.in_flight), key);
+        let entry = RemoveKeyOnDrop(Arc::clone(&self.in_flight), key);
         let threads = Arc::clone(&self.threads);
         tokio::spawn(async move {
             // Acquiring fails only if the semaphore is closed. It never is.
@@ -80,9 +80,9 @@ where
 }
 
 /// Removes the entry of a key when this value is dropped, so also when the work panics.
-struct RemoveOnDrop<K: Eq + Hash, V>(Arc<Mutex<InFlight<K, V>>>, K);
+struct RemoveKeyOnDrop<K: Eq + Hash, V>(Arc<Mutex<InFlight<K, V>>>, K);
 
-impl<K: Eq + Hash, V> Drop for RemoveOnDrop<K, V> {
+impl<K: Eq + Hash, V> Drop for RemoveKeyOnDrop<K, V> {
     fn drop(&mut self) {
         lock_in_flight(&self.0).remove(&self.1);
     }
@@ -103,13 +103,13 @@ mod tests {
 
     #[tokio::test]
     async fn concurrent_callers_share_one_result_and_later_callers_get_a_new_one() {
-        let shared_work = SharedWork::new(1);
+        let single_flight = SingleFlight::new(1);
         let calls = Arc::new(AtomicU32::new(0));
         let (go, gate) = mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
         let request = || {
             let (calls, gate) = (Arc::clone(&calls), Arc::clone(&gate));
-            shared_work.run_or_join("key", move || {
+            single_flight.run_or_join("key", move || {
                 gate.lock().unwrap().recv().unwrap();
                 calls.fetch_add(1, Ordering::SeqCst) + 1
             })
@@ -123,7 +123,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_of_one_kind_does_not_wait_for_threads_of_another() {
-        let (slow, quick) = (SharedWork::new(1), SharedWork::new(1));
+        let (slow, quick) = (SingleFlight::new(1), SingleFlight::new(1));
         let (go, gate) = mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
         let wait = |key: u32| {
@@ -141,9 +141,9 @@ mod tests {
 
     #[tokio::test]
     async fn work_continues_when_its_first_caller_is_dropped() {
-        let shared_work = SharedWork::new(1);
+        let single_flight = SingleFlight::new(1);
         let (go, gate) = mpsc::channel::<()>();
-        let first = shared_work.run_or_join((), move || {
+        let first = single_flight.run_or_join((), move || {
             gate.recv().unwrap();
             1
         });
@@ -153,7 +153,7 @@ mod tests {
             _ = &mut first => unreachable!("the work is still waiting"),
             () = std::future::ready(()) => drop(first),
         }
-        let (second, ()) = tokio::join!(shared_work.run_or_join((), || 2), async {
+        let (second, ()) = tokio::join!(single_flight.run_or_join((), || 2), async {
             go.send(()).unwrap();
         });
         assert_eq!(second.unwrap(), 1);
@@ -161,13 +161,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_reported_once_and_the_next_call_runs_again() {
-        let shared_work = SharedWork::new(1);
+        let single_flight = SingleFlight::new(1);
         assert!(
-            shared_work
+            single_flight
                 .run_or_join((), || panic!("on purpose"))
                 .await
                 .is_err()
         );
-        assert_eq!(shared_work.run_or_join((), || 1).await.unwrap(), 1);
+        assert_eq!(single_flight.run_or_join((), || 1).await.unwrap(), 1);
     }
 }

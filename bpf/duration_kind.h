@@ -3,8 +3,8 @@
  * Families of durations. A process has at most one histogram per family. NCCL's operations have two
  * families each, so the operations are listed here as well.
  */
-#ifndef ZERNEL_FAMILY_H
-#define ZERNEL_FAMILY_H
+#ifndef ZERNEL_DURATION_KIND_H
+#define ZERNEL_DURATION_KIND_H
 
 #include "btf.h"
 
@@ -25,7 +25,7 @@ enum nccl_operation {
 };
 ZERNEL_IN_BTF(enum, nccl_operation);
 
-enum zernel_family {
+enum zernel_duration_kind {
 	ZERNEL_LAUNCH_CALL,
 	ZERNEL_STREAM_WAIT,
 	ZERNEL_EVENT_WAIT,
@@ -36,8 +36,8 @@ enum zernel_family {
 	ZERNEL_RUN_DELAY,
 	ZERNEL_COLLECTIVE_ENQUEUE, /* the first of one family per operation */
 	ZERNEL_COLLECTIVE_UNTIL_SYNC = ZERNEL_COLLECTIVE_ENQUEUE + NCCL_OPS, /* likewise */
-	ZERNEL_FAMILIES = ZERNEL_COLLECTIVE_UNTIL_SYNC + NCCL_OPS,
+	ZERNEL_DURATION_KINDS = ZERNEL_COLLECTIVE_UNTIL_SYNC + NCCL_OPS,
 };
-ZERNEL_IN_BTF(enum, zernel_family);
+ZERNEL_IN_BTF(enum, zernel_duration_kind);
 
 #endif

@@ -8,15 +8,15 @@ use super::times::RankTimes;
 use super::verdict;
 
 #[derive(Deserialize)]
-struct WrittenReport {
+struct ReportRanks {
     ranks: Vec<ProcessReport>,
 }
 
 /// Judges a run again by the JSON form of its report, and returns the JSON form of the verdict. The report has no figures of
 /// single loaders, so saturated loaders are recognised by the waits for data only.
-pub fn judge_again(report: &Value) -> Result<Value, serde_json::Error> {
-    let mut report = WrittenReport::deserialize(report)?;
-    report.ranks.iter_mut().for_each(restore_launches);
+pub fn judge_written_report(report: &Value) -> Result<Value, serde_json::Error> {
+    let mut report = ReportRanks::deserialize(report)?;
+    report.ranks.iter_mut().for_each(restore_training_launches);
     let ranks: Vec<ProcessReport> = ProcessReport::find_ranks(&report.ranks)
         .into_iter()
         .cloned()
@@ -30,7 +30,7 @@ pub fn judge_again(report: &Value) -> Result<Value, serde_json::Error> {
 }
 
 /// Sets the launches of the process and of its training from a report, which has a total and a mean per step.
-fn restore_launches(rank: &mut ProcessReport) {
+fn restore_training_launches(rank: &mut ProcessReport) {
     rank.times.launches = rank.launches as f64;
     if let (Some(training), Some(steps)) = (&mut rank.training, &rank.steps) {
         let steps_after_warm_up = steps.count_after_warm_up() as f64;
@@ -67,13 +67,13 @@ mod tests {
         let report = Report::new(vec!["train".to_owned()], wall, None, Ok(observation));
         let mut written = serde_json::to_value(&report).unwrap();
         assert_eq!(written["verdict"]["bound"], "gpu");
-        assert_eq!(judge_again(&written).unwrap(), written["verdict"]);
+        assert_eq!(judge_written_report(&written).unwrap(), written["verdict"]);
         written["ranks"][0]["gpu_wait_seconds"] = Value::from(1.0);
-        assert_eq!(judge_again(&written).unwrap()["bound"], "host");
+        assert_eq!(judge_written_report(&written).unwrap()["bound"], "host");
     }
 
     #[test]
     fn a_report_without_ranks_is_refused() {
-        assert!(judge_again(&Value::Null).is_err());
+        assert!(judge_written_report(&Value::Null).is_err());
     }
 }
