@@ -29,7 +29,7 @@ pub struct DeterministicSettings {
 }
 
 impl DeterministicSettings {
-    /// Virtual time that a command may take by default, which is several minutes on the host.
+    /// Virtual time that a command may take by default. In a busy guest that is several minutes on the host.
     pub const DEFAULT_VIRTUAL_TIME_LIMIT: Duration = Duration::from_secs(40);
 
     /// Settings of a run with this seed, aligned ticks and the default limit.

@@ -67,7 +67,7 @@ pub enum KernelError {
         /// The name of the missing file.
         name: &'static str,
     },
-    /// No kernel that Debian offers loads BPF schedulers.
+    /// None of the downloaded kernels, the newest of each series that Debian offers, loads BPF schedulers.
     #[error(
         "no kernel that Debian offers loads schedulers: {unusable_kernels}; give one with `zernel lab kernel use`"
     )]

@@ -6,7 +6,8 @@ use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
 
 use crate::discovery::sys::readable_descriptor;
 
-/// The ring buffer of alarms. An alarm carries no data, because the BPF maps already have the counts of the thread.
+/// The ring buffer of alarms. The data of an alarm is not read: the record of the process in the BPF maps has the call rate
+/// of its busiest thread.
 pub(crate) struct AlarmRing {
     ring: RingBuffer<'static>,
 }

@@ -75,7 +75,8 @@ pub struct ProcessDecisions {
     pub handle: u32,
     /// Its pid.
     pub pid: u32,
-    /// Pid of the trainer that the process loads data for; its own pid if it is no loader.
+    /// Pid of the trainer that the process loads data for; its own pid if it is no loader, or if the trainer is
+    /// forgotten.
     pub trainer: u32,
     /// Whether the sampled rule decides the classes of this process.
     pub is_sampled: bool,

@@ -268,7 +268,8 @@ impl Governor {
         }
     }
 
-    /// Ignores all CUDA events that programs recorded before now, because events were not followed for a while.
+    /// No longer times collectives that were called before now: a wait that covered such a collective may have been missed
+    /// while CUDA events were not followed.
     pub(super) fn restart_event_tracking(&self, kernel: &KernelPrograms) {
         kernel.restart_event_tracking(self.samples_events());
     }

@@ -277,7 +277,7 @@ impl KernelPrograms {
         }
     }
 
-    /// Ignores CUDA events recorded before now. `sampled`: from now on events are followed in sampling windows only.
+    /// No longer times collectives that were called before now. `sampled`: follows CUDA events in sampling windows only.
     pub(crate) fn restart_event_tracking(&self, sampled: bool) {
         let offset = offset_of!(layout::Settings, are_events_sampled);
         let word = self.settings.word(0, offset);

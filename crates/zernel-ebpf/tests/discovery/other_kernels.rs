@@ -25,7 +25,7 @@ pub(crate) fn run(version: &str) {
     let own_program = env::current_exe().unwrap();
     let arguments = [
         "--test-threads=1",
-        "--skip=overflow",
+        "--skip=full_event_buffer",
         "--skip=thousand",
         "--skip=kernel",
     ];

@@ -26,7 +26,7 @@ pub(crate) const CLASS_ROLES: &[(&str, TargetRole)] = &[
 const PART_TIME: Duration = Duration::from_millis(1_500);
 const LOADER_PID_FILE: &str = "loader";
 
-/// Forks a loader, then waits for the GPU, then launches. The test checks the classes during each part.
+/// Forks a loader, then waits for the GPU, then launches: three parts.
 fn train_with_a_loader(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
     let device = driver.allocate_memory(4096);

@@ -13,7 +13,7 @@
 #include "siblings.bpf.h"
 #include "observer_clock.bpf.h"
 
-/* CPUs that are looked at to find one that runs something of a lower rank. */
+/* Number of CPUs, besides the proposed one, that are looked at to find one that runs something of a lower rank. */
 #define LOWER_RANK_CPU_CANDIDATES 4
 
 static enum rank rank_of_class(__u64 class_word)

@@ -63,7 +63,8 @@ pub struct LoggedEvent {
     pub leave: u64,
     /// Bytes that the call allocated, freed, copied or reduced.
     pub bytes: u64,
-    /// The stream that the caller named.
+    /// Handle of the stream: as the caller passed it, or of the stream that the call created. For work of the device, of the
+    /// stream that ran it. 0 if there is none.
     pub stream: u64,
     /// The object that the call is about: the address allocated or freed, the function launched, the event, the graph,
     /// the communicator; for making a communicator the first eight bytes of its unique id.

@@ -50,7 +50,7 @@ struct ObservingVerdict {
     possible: bool,
     /// The best way to attach uprobes that works.
     rung: Option<&'static str>,
-    /// Names of the rows of the table because of which `zernel observe` cannot work.
+    /// Why `zernel observe` cannot work: names of rows of the table, and `uprobes of any kind` if no kind works.
     blocked_by: Vec<&'static str>,
 }
 
