@@ -63,9 +63,9 @@ struct zernel_function_entry {
 
 static __always_inline struct zernel_open_call *zernel_top_call(struct zernel_thread *thread)
 {
-	__u32 depth = thread->depth;
+	__u32 depth = thread->open_call_count;
 
-	return depth ? &thread->calls[(depth - 1) % ZERNEL_MAX_OPEN_CALLS] : NULL;
+	return depth ? &thread->open_calls[(depth - 1) % ZERNEL_MAX_OPEN_CALLS] : NULL;
 }
 
 /* Drops the innermost call, whose return was missed. That is a loss unless its probe was detached
@@ -75,7 +75,7 @@ static __always_inline void zernel_drop_call(struct zernel_thread *thread,
 {
 	struct zernel_settings *set = zernel_settings();
 
-	thread->depth--;
+	thread->open_call_count--;
 	if (set && call->since_ns > set->last_detach_ns)
 		ZERNEL_COUNT_LOST(calls);
 }
@@ -88,21 +88,21 @@ static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_t
 
 	for (int i = 0; i < ZERNEL_MAX_OPEN_CALLS; i++) {
 		call = zernel_top_call(thread);
-		if (!call || call->stack > stack)
+		if (!call || call->stack_pointer > stack)
 			break;
 		/* Its frame has been overwritten, so it cannot return any more. */
 		zernel_drop_call(thread, call);
 	}
-	depth = thread->depth;
+	depth = thread->open_call_count;
 	if (depth >= ZERNEL_MAX_OPEN_CALLS) {
 		ZERNEL_COUNT_LOST(calls);
 		return NULL;
 	}
-	thread->depth = depth + 1;
+	thread->open_call_count = depth + 1;
 	/* Old verifiers forget the check when the compiler copies the checked value. */
 	barrier_var(depth);
-	call = &thread->calls[depth % ZERNEL_MAX_OPEN_CALLS];
-	call->stack = stack;
+	call = &thread->open_calls[depth % ZERNEL_MAX_OPEN_CALLS];
+	call->stack_pointer = stack;
 	return call;
 }
 
@@ -112,10 +112,10 @@ static __always_inline struct zernel_open_call *zernel_pop_call(struct zernel_th
 	for (int i = 0; i < ZERNEL_MAX_OPEN_CALLS; i++) {
 		struct zernel_open_call *call = zernel_top_call(thread);
 
-		if (!call || call->stack + 8 > stack)
+		if (!call || call->stack_pointer + 8 > stack)
 			return NULL;
-		if (call->stack + 8 == stack) {
-			thread->depth--;
+		if (call->stack_pointer + 8 == stack) {
+			thread->open_call_count--;
 			return call;
 		}
 		zernel_drop_call(thread, call);

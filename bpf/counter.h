@@ -9,7 +9,7 @@
 
 struct zernel_counter {
 	__u64 calls;
-	__u64 failed;
+	__u64 failed_calls;
 	__u64 bytes; /* of calls that succeeded */
 };
 

@@ -41,9 +41,9 @@ ZERNEL_IN_BTF(struct, zernel_step_mark);
 /* Marks of one process. */
 struct zernel_process_marks {
 	__u32 launches; /* since the last mark */
-	__u32 last; /* enum zernel_mark */
-	__u64 since_ns; /* start of the interval for which `count` counts */
-	__u32 count[ZERNEL_MARK_CLASSES];
+	__u32 last_mark; /* enum zernel_mark */
+	__u64 since_ns; /* start of the interval for which `interval_marks` counts */
+	__u32 interval_marks[ZERNEL_MARK_CLASSES];
 	__u32 missing_classes; /* bits of the classes with unreported marks since the last report */
 	__u32 reserved;
 	__u64 launched_ns; /* when one of its threads last launched */

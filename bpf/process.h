@@ -42,13 +42,13 @@ struct zernel_process {
 	__u64 first_event_ns; /* its first event */
 	__u64 ended_ns; /* 0: it is alive */
 	__u64 busiest_hits_per_second; /* probe hits per second of its busiest thread; userspace resets it */
-	__u64 hits; /* probe hits */
+	__u64 probe_hits;
 	__u32 pid;
 	__u32 flags; /* enum zernel_process_flags */
 	__u32 device; /* CUDA's number of the first device it opened, or ZERNEL_NO_GPU */
-	__u32 trainer; /* handle of the process it loads data for, or 0 */
-	__u32 handle; /* 0: the index is free */
-	__u32 parent; /* pid of its parent; this and the next two are those at its first event */
+	__u32 trainer_handle; /* handle of the process it loads data for, or 0 */
+	__u32 process_handle; /* 0: the index is free */
+	__u32 parent_pid; /* pid of its parent; this and the next two are those at its first event */
 	__u32 uid; /* effective user */
 	__u32 tenant; /* index of the tenant that its entries count for */
 	__u32 step_announcer_tid; /* the thread that announces its steps, or 0 */
@@ -60,7 +60,7 @@ struct zernel_process {
 	__u64 gpu; /* number of its GPU plus 1, utilization in the upper half; userspace sets it */
 	char comm[ZERNEL_COMM_BYTES]; /* name of its main thread */
 	__u32 histograms[ZERNEL_DURATION_KINDS]; /* indices; 0: none yet */
-	__u64 loaders; /* how many processes load data for it */
+	__u64 loader_count; /* how many processes load data for it */
 	__u64 phase_ns[ZERNEL_PHASES]; /* of its training threads that have exited */
 	__u64 exit_code; /* as its parent gets it, once it has ended */
 	struct zernel_process_marks marks;
@@ -105,7 +105,7 @@ static __always_inline struct zernel_process *zernel_process(__u32 handle)
 	if (!handle)
 		return NULL;
 	process = bpf_map_lookup_elem(&processes, &index);
-	return process && process->handle == handle ? process : NULL;
+	return process && process->process_handle == handle ? process : NULL;
 }
 
 /* Whether a process may get another entry of a table. Global, like the next one: inlined, it would
@@ -161,11 +161,11 @@ __noinline __u32 zernel_allocate_process_handle(__u64 start_ns, __u64 first_ns, 
 	process->device = ZERNEL_NO_GPU;
 	process->uid = uid;
 	process->tenant = tenant;
-	*(volatile __u32 *)&process->handle = handle;
+	*(volatile __u32 *)&process->process_handle = handle;
 	if (bpf_map_update_elem(&process_handles, &key, &handle, BPF_NOEXIST)) {
 		__u32 *winner = bpf_map_lookup_elem(&process_handles, &key);
 
-		process->handle = 0;
+		process->process_handle = 0;
 		bpf_map_push_elem(&free_processes, &handle, BPF_ANY);
 		return winner ? *winner : 0;
 	}
@@ -201,7 +201,7 @@ static __noinline __u32 zernel_register_process(struct task_struct *task, __u64 
 
 	if (!process || process->pid)
 		return handle;
-	process->parent = BPF_CORE_READ(task, group_leader, real_parent, tgid);
+	process->parent_pid = BPF_CORE_READ(task, group_leader, real_parent, tgid);
 	BPF_CORE_READ_INTO(&process->comm, task, group_leader, comm);
 	/* Last: userspace reads a record once it has a pid. */
 	*(volatile __u32 *)&process->pid = key.pid;
@@ -230,9 +230,9 @@ static __always_inline void zernel_uncount_loader(struct zernel_process *process
 
 	if (!(process->flags & ZERNEL_IS_LOADER))
 		return;
-	trainer = zernel_process(process->trainer);
-	if (trainer && trainer->loaders)
-		__sync_fetch_and_add(&trainer->loaders, -1ULL);
+	trainer = zernel_process(process->trainer_handle);
+	if (trainer && trainer->loader_count)
+		__sync_fetch_and_add(&trainer->loader_count, -1ULL);
 }
 
 /* Turns a loader into a trainer: the process was forked, but not to load data. */
@@ -240,7 +240,7 @@ static __always_inline void zernel_turn_loader_into_trainer(struct zernel_proces
 {
 	zernel_uncount_loader(process);
 	process->flags &= ~ZERNEL_IS_LOADER;
-	process->trainer = 0;
+	process->trainer_handle = 0;
 }
 
 /* Whether the last thread of a task's process exits or has exited. */

@@ -38,10 +38,10 @@ static __always_inline bool may_report_mark(struct zernel_process *process, __u3
 {
 	if (now_ns > process->marks.since_ns + MARK_INTERVAL_NS) {
 		process->marks.since_ns = now_ns;
-		process->marks.count[ZERNEL_MARKS_TRAINING] = 0;
-		process->marks.count[ZERNEL_MARKS_GPU_USE] = 0;
+		process->marks.interval_marks[ZERNEL_MARKS_TRAINING] = 0;
+		process->marks.interval_marks[ZERNEL_MARKS_GPU_USE] = 0;
 	}
-	return process->marks.count[class_of_mark(mark)]++ < MAX_MARKS_PER_INTERVAL;
+	return process->marks.interval_marks[class_of_mark(mark)]++ < MAX_MARKS_PER_INTERVAL;
 }
 
 /* Counts a mark of a tenant. Userspace sets the count to 0 when it has read the marks. */
@@ -51,7 +51,7 @@ static __always_inline bool tenant_may_report_mark(const struct zernel_process *
 
 	if (!tenant)
 		return false;
-	if (__sync_fetch_and_add(&tenant->marks, 1) < MAX_MARKS_OF_TENANT)
+	if (__sync_fetch_and_add(&tenant->unread_step_marks, 1) < MAX_MARKS_OF_TENANT)
 		return true;
 	return bpf_ringbuf_query(&step_marks, BPF_RB_AVAIL_DATA) < STEP_MARKS_BYTES / 2;
 }
@@ -59,7 +59,7 @@ static __always_inline bool tenant_may_report_mark(const struct zernel_process *
 /* Whether this is another call of the same optimizer step: an optimizer makes many in a row. */
 static __always_inline bool is_repeated_mark(const struct zernel_process *process, __u32 mark)
 {
-	return mark == ZERNEL_MARK_OPTIMIZER && process->marks.last == mark;
+	return mark == ZERNEL_MARK_OPTIMIZER && process->marks.last_mark == mark;
 }
 
 __noinline int zernel_report_mark(__u32 handle, __u32 mark, __u64 now_ns)
@@ -70,7 +70,7 @@ __noinline int zernel_report_mark(__u32 handle, __u32 mark, __u64 now_ns)
 
 	if (!process || is_repeated_mark(process, mark))
 		return 0;
-	process->marks.last = mark;
+	process->marks.last_mark = mark;
 	if (!may_report_mark(process, mark, now_ns) || !tenant_may_report_mark(process)) {
 		process->marks.missing_classes |= 1 << class_of_mark(mark);
 		return 0;

@@ -19,8 +19,8 @@ struct {
 
 struct zernel_heartbeat {
 	__u64 beat_ns; /* the last beat; 0: the process has ended */
-	__u32 owner; /* its pid */
-	__u32 layout; /* hash of the layout of task states */
+	__u32 owner_pid; /* its pid */
+	__u32 layout_hash; /* hash of the layout of task states */
 	__u64 since_ns; /* when it began to beat: another value is another process */
 };
 

@@ -32,9 +32,9 @@ struct {
 
 /* Subordinate uids of a user, in the order of `first`. Unused: `first` is above `last`. */
 struct zernel_subordinate_range {
-	__u32 first;
-	__u32 last;
-	__u32 user;
+	__u32 first_uid;
+	__u32 last_uid;
+	__u32 owner_uid;
 	__u32 reserved;
 };
 
@@ -80,12 +80,12 @@ static __noinline __u64 zernel_tenant_cgroup(struct cgroup *cgroup, __u32 hierar
 
 		if (level > depth)
 			break;
-		key.id = zernel_ancestor_id(cgroup, level);
+		key.cgroup_inode = zernel_ancestor_id(cgroup, level);
 		levels_below = bpf_map_lookup_elem(&tenant_parents, &key);
 		if (levels_below)
 			levels_left = *levels_below;
 		else if (levels_left && !--levels_left)
-			return key.id;
+			return key.cgroup_inode;
 	}
 	return 0;
 }
@@ -116,11 +116,11 @@ __noinline __u32 zernel_subordinate_user(__u32 uid)
 		__u32 next = place | bit;
 
 		range = bpf_map_lookup_elem(&subordinate_ranges, &next);
-		if (range && range->first <= uid)
+		if (range && range->first_uid <= uid)
 			place = next;
 	}
 	range = bpf_map_lookup_elem(&subordinate_ranges, &place);
-	return range && range->first <= uid && uid <= range->last ? range->user : uid;
+	return range && range->first_uid <= uid && uid <= range->last_uid ? range->owner_uid : uid;
 }
 
 /* The owner of a range of uids that root has mapped: its first uid. A uid that is mapped to itself

@@ -49,7 +49,7 @@ ZERNEL_IN_BTF(enum, zernel_hierarchy);
 
 /* A cgroup. The same number stands for different ones in different hierarchies. */
 struct zernel_cgroup_key {
-	__u64 id; /* its inode */
+	__u64 cgroup_inode;
 	__u32 hierarchy; /* enum zernel_hierarchy */
 	__u32 reserved;
 };
@@ -62,12 +62,12 @@ struct zernel_tenant_key {
 };
 
 struct zernel_tenant {
-	__s64 used[ZERNEL_TABLES]; /* entries */
-	__u64 refused[ZERNEL_TABLES]; /* events that got no entry because of the reserve */
+	__s64 used_entries[ZERNEL_TABLES];
+	__u64 refused_events[ZERNEL_TABLES]; /* events that got no entry because of the reserve */
 	/* Entries of the largest tenant; only in the sums. Programs raise it, and userspace lowers
 	 * it once per round. */
-	__s64 largest[ZERNEL_TABLES];
-	__u64 marks; /* step marks since userspace last read the buffer of marks */
+	__s64 most_entries_of_tenant[ZERNEL_TABLES];
+	__u64 unread_step_marks; /* step marks since userspace last read the buffer of marks */
 	struct zernel_tenant_key key;
 };
 
@@ -96,8 +96,8 @@ struct {
 /* How a table is shared. Four tenants with their minimum fit into half of a reserve. */
 static const struct zernel_table_shares {
 	__s64 capacity;
-	__s64 reserve;
-	__s64 minimum;
+	__s64 reserved_entries;
+	__s64 minimum_per_tenant;
 } zernel_table_shares[ZERNEL_TABLES] = {
 	/* Index 0 stands for no process and no histogram. */
 	[ZERNEL_PROCESS_TABLE] = { ZERNEL_PROCESSES - 1, 512, 64 },
@@ -116,7 +116,7 @@ static __always_inline struct zernel_tenant *zernel_tenant(__u32 index)
  * once. */
 __noinline __u32 zernel_get_or_create_tenant(__u64 cgroup, __u32 hierarchy, __u32 uid)
 {
-	struct zernel_tenant_key key = { .cgroup = { .id = cgroup, .hierarchy = hierarchy },
+	struct zernel_tenant_key key = { .cgroup = { .cgroup_inode = cgroup, .hierarchy = hierarchy },
 					 .uid = uid };
 	__u32 *known = bpf_map_lookup_elem(&tenant_indices, &key);
 	struct zernel_tenant *tenant;
@@ -145,15 +145,15 @@ static __always_inline bool zernel_may_add_entry(__u32 index, __u32 table)
 
 	if (!all || !tenant || table >= ZERNEL_TABLES)
 		return false;
-	used = *(volatile __s64 *)&all->used[table];
-	own = *(volatile __s64 *)&tenant->used[table];
-	reserved = zernel_table_shares[table].reserve;
-	if (own < *(volatile __s64 *)&all->largest[table])
+	used = *(volatile __s64 *)&all->used_entries[table];
+	own = *(volatile __s64 *)&tenant->used_entries[table];
+	reserved = zernel_table_shares[table].reserved_entries;
+	if (own < *(volatile __s64 *)&all->most_entries_of_tenant[table])
 		reserved >>= 1;
-	if (own < zernel_table_shares[table].minimum || used < zernel_table_shares[table].capacity - reserved)
+	if (own < zernel_table_shares[table].minimum_per_tenant || used < zernel_table_shares[table].capacity - reserved)
 		return true;
-	__sync_fetch_and_add(&all->refused[table], 1);
-	__sync_fetch_and_add(&tenant->refused[table], 1);
+	__sync_fetch_and_add(&all->refused_events[table], 1);
+	__sync_fetch_and_add(&tenant->refused_events[table], 1);
 	return false;
 }
 
@@ -166,11 +166,11 @@ static __always_inline void zernel_count_entries(__u32 index, __u32 table, __s64
 
 	if (!all || !tenant || table >= ZERNEL_TABLES)
 		return;
-	__sync_fetch_and_add(&all->used[table], change);
-	own = __sync_fetch_and_add(&tenant->used[table], change) + change;
+	__sync_fetch_and_add(&all->used_entries[table], change);
+	own = __sync_fetch_and_add(&tenant->used_entries[table], change) + change;
 	/* Two programs at once may store the smaller number. The next entry stores a larger one. */
-	if (own > *(volatile __s64 *)&all->largest[table])
-		*(volatile __s64 *)&all->largest[table] = own;
+	if (own > *(volatile __s64 *)&all->most_entries_of_tenant[table])
+		*(volatile __s64 *)&all->most_entries_of_tenant[table] = own;
 }
 
 #endif

@@ -19,11 +19,11 @@
 
 /* A call that was entered and has not returned; see call.h. */
 struct zernel_open_call {
-	__u64 stack; /* the stack pointer when it was entered */
+	__u64 stack_pointer; /* the stack pointer when it was entered */
 	__u64 since_ns;
 	__u64 return_address; /* its return address, if its probe needs it */
 	__u64 arguments[ZERNEL_KEPT_ARGUMENTS];
-	__u64 scratch[2]; /* values that its probe keeps from entry to return */
+	__u64 probe_values[2]; /* values that its probe keeps from entry to return */
 	__u32 symbol;
 	__u32 reserved;
 };
@@ -32,10 +32,10 @@ struct zernel_thread {
 	__u64 hit_interval_start_ns; /* start of the interval for which `interval_hits` counts; 0: no probe hit yet */
 	__u64 interval_hits;
 	__u64 last_phase_call_ns; /* its last probed call that means something for its phase; 0: none yet */
-	__u32 process; /* handle; 0: none yet, or the thread exits */
-	__u32 depth; /* open calls */
+	__u32 process_handle; /* 0: none yet, or the thread exits */
+	__u32 open_call_count;
 	ZERNEL_THREAD_PARTS /* one struct for each probe that keeps state per thread */
-	struct zernel_open_call calls[ZERNEL_MAX_OPEN_CALLS];
+	struct zernel_open_call open_calls[ZERNEL_MAX_OPEN_CALLS];
 };
 
 struct {
@@ -56,8 +56,8 @@ static __always_inline struct zernel_thread *zernel_current_thread(__u64 now_ns)
 		ZERNEL_COUNT_LOST(threads);
 		return NULL;
 	}
-	if (!thread->process) {
-		thread->process = zernel_get_or_create_handle(task, now_ns);
+	if (!thread->process_handle) {
+		thread->process_handle = zernel_get_or_create_handle(task, now_ns);
 		zernel_get_or_create_task(task, now_ns);
 	}
 	return thread;

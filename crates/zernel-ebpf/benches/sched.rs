@@ -66,7 +66,7 @@ fn main() {
         MeasuredArm::Empty,
         MeasuredArm::Both,
     ];
-    let turns = AlternatingTurns::take_turns(&arms, ROUND_COUNT, |arm| match arm {
+    let turns = AlternatingTurns::measure_in_turns(&arms, ROUND_COUNT, |arm| match arm {
         MeasuredArm::NoObserver => players.play_with_programs(0),
         MeasuredArm::Empty => {
             let _link = attach_empty().expect("the observer's programs load too");

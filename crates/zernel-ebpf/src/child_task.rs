@@ -273,7 +273,7 @@ pub(crate) fn wait_until_readable(descriptor: BorrowedFd<'_>, time: Duration) {
 
 /// Opens a handle of a new child, counts it, and lets it begin.
 fn adopt_child(pid: Pid, tenant: &Tenant, socket: &OwnedFd) -> io::Result<Child> {
-    let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
     rustix::io::write(socket, &[BEGIN_BYTE])?;
     rustix::io::ioctl_fionbio(socket, true)?;
     *lock_living_children()
@@ -282,7 +282,7 @@ fn adopt_child(pid: Pid, tenant: &Tenant, socket: &OwnedFd) -> io::Result<Child>
         .or_default() += 1;
     Ok(Child {
         pid,
-        handle,
+        pidfd,
         tenant: tenant.clone(),
     })
 }
@@ -329,7 +329,7 @@ impl<T> AsFd for ChildTask<T> {
 #[derive(Debug)]
 struct Child {
     pid: Pid,
-    handle: OwnedFd,
+    pidfd: OwnedFd,
     /// The tenant that the child process works for.
     tenant: Tenant,
 }
@@ -337,12 +337,12 @@ struct Child {
 impl Child {
     fn kill(&self) {
         // The child may have exited already.
-        let _ = rustix::process::pidfd_send_signal(&self.handle, Signal::KILL);
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
     /// Whether it has ended. A child that waits for a file system may live long after it was killed.
     fn has_ended(&self) -> bool {
-        let mut handle = [PollFd::new(&self.handle, PollFlags::IN)];
+        let mut handle = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let polled = poll(&mut handle, Some(&NO_WAIT));
         let has_ended = polled.is_ok() && handle[0].revents().contains(PollFlags::IN);
         if has_ended {

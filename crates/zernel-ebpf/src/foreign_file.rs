@@ -26,7 +26,7 @@ pub(crate) const ON_FUSE_REASON: &str = "it is on FUSE, whose server could hold 
 /// answer, unless its comment states it.
 #[derive(Debug)]
 pub(crate) struct ForeignFile {
-    handle: OwnedFd,
+    path_descriptor: OwnedFd,
     /// Path of the file, as the processes that map it see it.
     pub(crate) path: PathBuf,
     pub(crate) identity: FileIdentity,
@@ -45,7 +45,7 @@ impl ForeignFile {
             path: deleted.map_or(path.clone(), |path| OsStr::from_bytes(path).into()),
             identity: identity_from_status(&status),
             is_regular: FileType::from_raw_mode(status.stx_mode.into()).is_file(),
-            handle,
+            path_descriptor: handle,
         })
     }
 
@@ -62,29 +62,29 @@ impl ForeignFile {
     ///
     /// `statfs` asks the file system, which may not answer, so only a child process may call this function.
     pub(crate) fn is_on_fuse(&self) -> bool {
-        !fstatfs(&self.handle).is_ok_and(|status| status.f_type != FUSE_SUPER_MAGIC)
+        !fstatfs(&self.path_descriptor).is_ok_and(|status| status.f_type != FUSE_SUPER_MAGIC)
     }
 
     /// A path that opens the same file in this process and its children.
     pub(crate) fn reopen_path(&self) -> PathBuf {
-        procfs_path(&self.handle)
+        procfs_path(&self.path_descriptor)
     }
 
     /// Whether the file has not been written to since it was opened, as far as the kernel knows.
     pub(crate) fn is_unchanged(&self) -> bool {
-        let now = cached_status(self.handle.as_fd());
+        let now = cached_status(self.path_descriptor.as_fd());
         now.is_ok_and(|now| identity_from_status(&now) == self.identity)
     }
 
     /// Whether the file was deleted, so that no new process can map it.
     pub(crate) fn is_deleted(&self) -> bool {
-        cached_status(self.handle.as_fd()).is_ok_and(|now| now.stx_nlink == 0)
+        cached_status(self.path_descriptor.as_fd()).is_ok_and(|now| now.stx_nlink == 0)
     }
 }
 
 impl AsFd for ForeignFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.handle.as_fd()
+        self.path_descriptor.as_fd()
     }
 }
 

@@ -57,7 +57,7 @@ pub(super) fn is_past_end_of_file(error: &io::Error) -> bool {
 /// A segment that is mapped as code.
 #[derive(Debug)]
 struct CodeSegment {
-    addresses: Range<u64>,
+    address_range: Range<u64>,
     file_offset: u64,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct ElfImage {
     pub(super) is_x86_64: bool,
     /// Code segments that are not empty, by address.
     code_segments: Vec<CodeSegment>,
-    pub(super) tables: Vec<SymbolTablePlace>,
+    pub(super) symbol_tables: Vec<SymbolTablePlace>,
 }
 
 impl ElfImage {
@@ -81,7 +81,7 @@ impl ElfImage {
         Ok(Self {
             is_x86_64: header.e_machine.get(LE) == EM_X86_64,
             code_segments: code_segments(segments.as_slice())?,
-            tables: find_tables(file, &header, is_program)?,
+            symbol_tables: find_tables(file, &header, is_program)?,
         })
     }
 
@@ -89,13 +89,13 @@ impl ElfImage {
     pub(super) fn code_range_at(&self, address: u64) -> Option<Range<u64>> {
         let after = self
             .code_segments
-            .partition_point(|segment| segment.addresses.start <= address);
+            .partition_point(|segment| segment.address_range.start <= address);
         let segment = &self.code_segments[after.checked_sub(1)?];
-        if !segment.addresses.contains(&address) {
+        if !segment.address_range.contains(&address) {
             return None;
         }
-        let length = segment.addresses.end - segment.addresses.start;
-        let start = segment.file_offset + (address - segment.addresses.start);
+        let length = segment.address_range.end - segment.address_range.start;
+        let start = segment.file_offset + (address - segment.address_range.start);
         Some(start..segment.file_offset + length)
     }
 }
@@ -165,7 +165,7 @@ fn code_segments(headers: &[ProgramHeader64<LE>]) -> Result<Vec<CodeSegment>, Im
         extents.push(start..end);
         if header.p_flags.get(LE).contains(PF_X) {
             code.push(CodeSegment {
-                addresses: start..start + in_file,
+                address_range: start..start + in_file,
                 file_offset,
             });
         }
@@ -175,8 +175,8 @@ fn code_segments(headers: &[ProgramHeader64<LE>]) -> Result<Vec<CodeSegment>, Im
     if !extents.is_sorted_by(|one, next| one.end <= next.start) {
         return Err(Malformed("its segments overlap"));
     }
-    code.retain(|segment| !segment.addresses.is_empty());
-    code.sort_unstable_by_key(|segment| segment.addresses.start);
+    code.retain(|segment| !segment.address_range.is_empty());
+    code.sort_unstable_by_key(|segment| segment.address_range.start);
     Ok(code)
 }
 
@@ -207,11 +207,17 @@ fn find_tables(
     let tables = exported.into_iter().chain(full);
     let tables = tables.map(|table| find_table(file_length, sections, table));
     let tables: Vec<SymbolTablePlace> = tables.collect::<Result<_, _>>()?;
-    let symbols: u64 = tables.iter().map(|table| table.symbol_records.count).sum();
+    let symbols: u64 = tables
+        .iter()
+        .map(|table| table.symbol_records.record_count)
+        .sum();
     if symbols > MAX_SYMBOLS {
         return Err(OverLimit(LibraryLimit::Symbols));
     }
-    let string_bytes: u64 = tables.iter().map(|table| table.string_records.count).sum();
+    let string_bytes: u64 = tables
+        .iter()
+        .map(|table| table.string_records.record_count)
+        .sum();
     if string_bytes > MAX_STRING_BYTES {
         return Err(OverLimit(LibraryLimit::StringBytes));
     }
@@ -244,7 +250,7 @@ fn find_table(
 #[derive(Debug)]
 pub(super) struct TableRecords<T> {
     file_offset: u64,
-    pub(super) count: u64,
+    pub(super) record_count: u64,
     record: PhantomData<T>,
 }
 
@@ -257,15 +263,15 @@ impl<T: Pod> TableRecords<T> {
         }
         Ok(Self {
             file_offset,
-            count: length / size_of::<T>() as u64,
+            record_count: length / size_of::<T>() as u64,
             record: PhantomData,
         })
     }
 
     /// Reads at most `limit` records from `first` on: fewer at the end of the table.
     pub(super) fn read(&self, file: &File, first: u64, limit: usize) -> io::Result<RecordArray<T>> {
-        let count = self.count.saturating_sub(first).min(limit as u64);
-        let offset = self.file_offset + first.min(self.count) * size_of::<T>() as u64;
+        let count = self.record_count.saturating_sub(first).min(limit as u64);
+        let offset = self.file_offset + first.min(self.record_count) * size_of::<T>() as u64;
         RecordArray::read(file, offset, count as usize)
     }
 }

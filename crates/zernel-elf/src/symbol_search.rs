@@ -67,9 +67,9 @@ pub(super) struct NamedSymbol {
 #[derive(Debug, Clone, Copy)]
 struct SymbolCandidate {
     /// Offset of the symbol's name in the table of names.
-    name: u32,
+    name_offset: u32,
     /// Index of the symbol in the symbol table.
-    index: u32,
+    symbol_index: u32,
 }
 
 impl ElfImage {
@@ -83,7 +83,7 @@ impl ElfImage {
         let wanted = WantedNames::new(names);
         let mut found = vec![Vec::new(); names.len()];
         let mut total = 0;
-        for table in &self.tables {
+        for table in &self.symbol_tables {
             let mut matches = table.find_matches(file, &wanted, names.len())?;
             for (list, symbols) in matches.iter_mut().zip(&mut found) {
                 total += list.len();
@@ -93,7 +93,7 @@ impl ElfImage {
                 if total > MAX_MATCHES {
                     return Err(ImageError::OverLimit(LibraryLimit::Matches));
                 }
-                list.sort_unstable_by_key(|candidate| candidate.index);
+                list.sort_unstable_by_key(|candidate| candidate.symbol_index);
             }
             for ((name, list), symbols) in names.iter().zip(matches).zip(&mut found) {
                 for candidate in list {
@@ -111,7 +111,7 @@ impl ElfImage {
         addresses: &HashSet<u64>,
     ) -> Result<HashSet<u64>, ImageError> {
         let mut found = HashSet::new();
-        for table in &self.tables {
+        for table in &self.symbol_tables {
             table.for_each_exported(file, |_, symbol| {
                 let address = symbol.st_value.get(LE);
                 if addresses.contains(&address) {
@@ -132,16 +132,19 @@ impl SymbolTablePlace {
         wanted: &WantedNames<'_>,
         names: usize,
     ) -> Result<Vec<Vec<SymbolCandidate>>, ImageError> {
-        let mut candidates = Vec::with_capacity(self.symbol_records.count as usize);
+        let mut candidates = Vec::with_capacity(self.symbol_records.record_count as usize);
         self.for_each_exported(file, |index, symbol| {
             let name = symbol.st_name.get(LE);
-            candidates.push(SymbolCandidate { name, index });
+            candidates.push(SymbolCandidate {
+                name_offset: name,
+                symbol_index: index,
+            });
         })?;
-        candidates.sort_unstable_by_key(|candidate| candidate.name);
+        candidates.sort_unstable_by_key(|candidate| candidate.name_offset);
         let mut matches = vec![Vec::new(); names];
         let mut rest = &candidates[..];
         while let Some(first) = rest.first() {
-            let start = u64::from(first.name);
+            let start = u64::from(first.name_offset);
             // A name that begins in this piece of the table may end in the next one.
             let piece = self.string_records.read(
                 file,
@@ -149,10 +152,10 @@ impl SymbolTablePlace {
                 STRING_BYTES_PER_READ + wanted.longest_name_bytes + 1,
             )?;
             let end = start + STRING_BYTES_PER_READ as u64;
-            let here = rest.partition_point(|candidate| u64::from(candidate.name) < end);
+            let here = rest.partition_point(|candidate| u64::from(candidate.name_offset) < end);
             let (inside, later) = rest.split_at(here);
             for candidate in inside {
-                let offset = (u64::from(candidate.name) - start) as usize;
+                let offset = (u64::from(candidate.name_offset) - start) as usize;
                 let Some(text) = piece.as_slice().get(offset..) else {
                     break;
                 };
@@ -174,7 +177,7 @@ impl SymbolTablePlace {
         file: &File,
         mut visit: impl FnMut(u32, &Sym64<LE>),
     ) -> Result<(), ImageError> {
-        for first in (0..self.symbol_records.count).step_by(SYMBOLS_PER_READ) {
+        for first in (0..self.symbol_records.record_count).step_by(SYMBOLS_PER_READ) {
             let piece = self.symbol_records.read(file, first, SYMBOLS_PER_READ)?;
             for (index, symbol) in (first as u32..).zip(piece.as_slice()) {
                 if symbol.st_bind() != STB_LOCAL && symbol.st_shndx.get(LE) != SHN_UNDEF {
@@ -193,7 +196,7 @@ impl SymbolTablePlace {
         wanted: FunctionName<'_>,
         candidate: SymbolCandidate,
     ) -> Result<Option<NamedSymbol>, ImageError> {
-        let index = u64::from(candidate.index);
+        let index = u64::from(candidate.symbol_index);
         let records = self.symbol_records.read(file, index, 1)?;
         let Some(record) = records.as_slice().first() else {
             return Ok(None);
@@ -216,7 +219,7 @@ impl SymbolTablePlace {
         let name = match wanted {
             FunctionName::Exact(name) => Some(name.to_owned()),
             FunctionName::Prefix(_) if symbol.kind != SymbolKind::Function => None,
-            FunctionName::Prefix(_) => self.read_name(file, candidate.name)?,
+            FunctionName::Prefix(_) => self.read_name(file, candidate.name_offset)?,
         };
         Ok(name.map(|name| NamedSymbol { name, symbol }))
     }

@@ -14,11 +14,11 @@ const MAX_SUBUID_FILE_BYTES: u64 = 4 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubordinateRange {
     /// First uid of the range.
-    pub first: u32,
+    pub first_uid: u32,
     /// Last uid of the range.
-    pub last: u32,
+    pub last_uid: u32,
     /// The user. If its name is unknown to `/etc/passwd`, the first uid of the range stands for it.
-    pub user: u32,
+    pub owner_uid: u32,
 }
 
 /// The subordinate uids of all users but root.
@@ -65,13 +65,13 @@ impl SubordinateUids {
             let count = parts.next()?.trim().parse::<u32>().ok()?;
             let uid = uids.get(name).copied().or_else(|| name.parse().ok());
             Some(SubordinateRange {
-                first,
-                last: first.checked_add(count.checked_sub(1)?)?,
-                user: uid.unwrap_or(first),
+                first_uid: first,
+                last_uid: first.checked_add(count.checked_sub(1)?)?,
+                owner_uid: uid.unwrap_or(first),
             })
         });
         // Ranges of root are left out: they are for containers that root starts, which are not root.
-        let ranges = ranges.filter(|range| range.user != 0 && range.first != 0);
+        let ranges = ranges.filter(|range| range.owner_uid != 0 && range.first_uid != 0);
         Self {
             ranges: ranges.collect(),
         }
@@ -81,8 +81,8 @@ impl SubordinateUids {
     #[must_use]
     pub fn user_of(&self, uid: u32) -> u32 {
         let mut ranges = self.ranges.iter();
-        let range = ranges.find(|range| (range.first..=range.last).contains(&uid));
-        range.map_or(uid, |range| range.user)
+        let range = ranges.find(|range| (range.first_uid..=range.last_uid).contains(&uid));
+        range.map_or(uid, |range| range.owner_uid)
     }
 
     /// All ranges, in the order of the file.
@@ -152,9 +152,9 @@ mod tests {
             nobody:0:4294967295\nalice:100000:65536";
         let table = SubordinateUids::parse(text, EXAMPLE_PASSWD);
         let range = SubordinateRange {
-            first: 100_000,
-            last: 165_535,
-            user: 1000,
+            first_uid: 100_000,
+            last_uid: 165_535,
+            owner_uid: 1000,
         };
         assert_eq!(table.ranges(), [range]);
     }

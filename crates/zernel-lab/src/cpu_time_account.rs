@@ -28,7 +28,7 @@ const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// All CPU time that was used up to one moment, by part.
 #[derive(Debug, Clone)]
 pub struct CpuTimeReading {
-    read_at: Instant,
+    taken_at: Instant,
     cpus: Vec<CpuStat>,
     cgroups: Vec<CgroupReading>,
     kernel_ns: u64,
@@ -70,8 +70,8 @@ impl CpuTimeReading {
     }
 
     /// When this reading was taken.
-    pub(crate) fn read_at(&self) -> Instant {
-        self.read_at
+    pub(crate) fn taken_at(&self) -> Instant {
+        self.taken_at
     }
 
     /// Reads all CPU time once, however long that takes.
@@ -85,11 +85,11 @@ impl CpuTimeReading {
                 used_ns: cgroup_cpu_ns(&read_text_file(&path)?)?,
             });
         }
-        let read_at = Instant::now();
+        let taken_at = Instant::now();
         let cpus = parse_proc_stat(&read_text_file(Path::new("/proc/stat"))?)?;
         let (kernel_ns, other_processes_ns) = cpu_ns_outside_of_cgroups(cgroups)?;
         Ok(Self {
-            read_at,
+            taken_at,
             cpus,
             cgroups: readings,
             kernel_ns,
@@ -125,7 +125,7 @@ impl CpuTimeAccount {
     /// The account of the time between two readings. A cgroup that is only in the second reading counts as new.
     #[must_use]
     pub fn between_readings(first: &CpuTimeReading, second: &CpuTimeReading) -> Self {
-        let wall_time = second.read_at.saturating_duration_since(first.read_at);
+        let wall_time = second.taken_at.saturating_duration_since(first.taken_at);
         let wall_time_ns = wall_time.as_nanos().max(1) as f64;
         let cpus_used =
             |before: u64, after: u64| after.saturating_sub(before) as f64 / wall_time_ns;
@@ -378,9 +378,9 @@ fn is_in_cgroup(proc_cgroup: &str, cgroup: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn reading_with(read_at: Instant, training_ns: u64, idle_ns: u64) -> CpuTimeReading {
+    fn reading_with(taken_at: Instant, training_ns: u64, idle_ns: u64) -> CpuTimeReading {
         CpuTimeReading {
-            read_at,
+            taken_at,
             cpus: (0..4)
                 .map(|cpu| CpuStat {
                     cpu,

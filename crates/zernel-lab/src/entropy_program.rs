@@ -12,7 +12,7 @@ const CODE_OFFSET: u64 = ELF_HEADER_BYTES as u64 + PROGRAM_HEADER_BYTES as u64;
 
 /// The instructions of the program, followed by the path that they refer to. `struct rand_pool_info` comes right after
 /// the path.
-const INSTRUCTIONS: &[u8] = &[
+const PROGRAM_INSTRUCTIONS: &[u8] = &[
     0xb8, 0x02, 0x00, 0x00, 0x00, // mov eax, 2 (open)
     0x48, 0x8d, 0x3d, 0x27, 0x00, 0x00, 0x00, // lea rdi, [path]
     0xbe, 0x01, 0x00, 0x00, 0x00, // mov esi, 1 (O_WRONLY)
@@ -31,7 +31,7 @@ const RANDOM_DEVICE_PATH: &[u8] = b"/dev/urandom\0";
 
 /// The program as a static x86-64 executable.
 pub(crate) fn build_executable(entropy: &[u8; 64]) -> Vec<u8> {
-    let mut content = [INSTRUCTIONS, RANDOM_DEVICE_PATH].concat();
+    let mut content = [PROGRAM_INSTRUCTIONS, RANDOM_DEVICE_PATH].concat();
     let bytes = entropy.len() as u32;
     content.extend((bytes * 8).to_le_bytes());
     content.extend(bytes.to_le_bytes());
@@ -43,11 +43,11 @@ pub(crate) fn build_executable(entropy: &[u8; 64]) -> Vec<u8> {
 }
 
 fn elf_header() -> Vec<u8> {
-    const EXECUTABLE: u16 = 2;
-    const X86_64: u16 = 62;
+    const ELF_TYPE_EXECUTABLE: u16 = 2;
+    const ELF_MACHINE_X86_64: u16 = 62;
     let mut header = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
-    header.extend(EXECUTABLE.to_le_bytes());
-    header.extend(X86_64.to_le_bytes());
+    header.extend(ELF_TYPE_EXECUTABLE.to_le_bytes());
+    header.extend(ELF_MACHINE_X86_64.to_le_bytes());
     header.extend(1_u32.to_le_bytes());
     // ELF header: entry point, offset of the program headers, no sections.
     for word in [LOAD_ADDRESS + CODE_OFFSET, u64::from(ELF_HEADER_BYTES), 0] {
@@ -94,11 +94,11 @@ mod tests {
     /// Addresses in the code are distances from the next instruction.
     #[test]
     fn code_refers_to_device_path_and_entropy() {
-        let operand_target = |at: usize| usize::from(INSTRUCTIONS[at - 4]) + at;
-        assert_eq!(operand_target(12), INSTRUCTIONS.len());
+        let operand_target = |at: usize| usize::from(PROGRAM_INSTRUCTIONS[at - 4]) + at;
+        assert_eq!(operand_target(12), PROGRAM_INSTRUCTIONS.len());
         assert_eq!(
             operand_target(38),
-            INSTRUCTIONS.len() + RANDOM_DEVICE_PATH.len()
+            PROGRAM_INSTRUCTIONS.len() + RANDOM_DEVICE_PATH.len()
         );
     }
 }

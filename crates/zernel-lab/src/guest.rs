@@ -40,7 +40,7 @@ pub(crate) enum GuestPorts {
 
 impl GuestPorts {
     /// The fastest ports that a kernel can use without modules.
-    pub(crate) fn for_kernel(kernel: &Kernel) -> Self {
+    pub(crate) fn fastest_for_kernel(kernel: &Kernel) -> Self {
         let has_virtio = ["CONFIG_VIRTIO_PCI", "CONFIG_VIRTIO_CONSOLE"]
             .iter()
             .all(|option| kernel.has_option(option));

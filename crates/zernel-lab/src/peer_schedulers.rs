@@ -20,7 +20,7 @@ pub struct PeerScheduler {
     /// The options that the scheduler's authors recommend besides the defaults.
     pub arguments: &'static [&'static str],
     /// The design of the scheduler in a few words.
-    pub about: &'static str,
+    pub design_summary: &'static str,
 }
 
 /// All public schedulers of the lab, in the order in which they are built: small ones first.
@@ -28,48 +28,48 @@ pub const PEER_SCHEDULERS: [PeerScheduler; 9] = [
     PeerScheduler {
         name: "scx_bpfland",
         arguments: &[],
-        about: "virtual deadlines, favours tasks that block often",
+        design_summary: "virtual deadlines, favours tasks that block often",
     },
     PeerScheduler {
         name: "scx_cosmos",
         arguments: &[],
-        about: "per-CPU queues until the machine is saturated, then deadlines",
+        design_summary: "per-CPU queues until the machine is saturated, then deadlines",
     },
     PeerScheduler {
         name: "scx_flash",
         arguments: &[],
-        about: "earliest deadline first, for predictable latency",
+        design_summary: "earliest deadline first, for predictable latency",
     },
     PeerScheduler {
         name: "scx_beerland",
         arguments: &[],
-        about: "locality first, for many CPUs",
+        design_summary: "locality first, for many CPUs",
     },
     PeerScheduler {
         name: "scx_tickless",
         arguments: &[],
-        about: "a few CPUs decide for all others, which then need no tick",
+        design_summary: "a few CPUs decide for all others, which then need no tick",
     },
     PeerScheduler {
         name: "scx_p2dq",
         arguments: &[],
-        about: "multi-level queues, two random choices between caches",
+        design_summary: "multi-level queues, two random choices between caches",
     },
     PeerScheduler {
         name: "scx_rusty",
         arguments: &[],
-        about: "one queue per last-level cache, balanced from user space",
+        design_summary: "one queue per last-level cache, balanced from user space",
     },
     PeerScheduler {
         name: "scx_lavd",
         arguments: &[],
-        about: "latency criticality from wake-up chains, for games",
+        design_summary: "latency criticality from wake-up chains, for games",
     },
     PeerScheduler {
         name: "scx_layered",
         // This scheduler does not start without a configuration; its built-in one is used.
         arguments: &["--run-example"],
-        about: "classes of tasks by rules, with CPUs of their own",
+        design_summary: "classes of tasks by rules, with CPUs of their own",
     },
 ];
 
@@ -189,7 +189,7 @@ impl PeerCache {
             _ => Err(PeerError::BuildFailed {
                 name: peer.name,
                 status: output.status,
-                output: last_lines(&output.stderr),
+                output: last_output_lines(&output.stderr),
             }),
         }
     }
@@ -220,7 +220,7 @@ fn version_in_crate_list(list: &str, name: &str) -> Option<String> {
     entry.split(' ').next().map(str::to_owned)
 }
 
-fn last_lines(output: &[u8]) -> String {
+fn last_output_lines(output: &[u8]) -> String {
     const KEPT_OUTPUT_LINES: usize = 20;
     let text = String::from_utf8_lossy(output);
     let lines: Vec<&str> = text.lines().collect();

@@ -239,7 +239,11 @@ impl VmSpec {
 
     /// The arguments of QEMU in a deterministic run.
     pub(crate) fn deterministic_qemu_arguments(&self) -> Vec<OsString> {
-        qemu::qemu_arguments(self, Accelerator::Tcg, GuestPorts::for_kernel(&self.kernel))
+        qemu::qemu_arguments(
+            self,
+            Accelerator::Tcg,
+            GuestPorts::fastest_for_kernel(&self.kernel),
+        )
     }
 
     /// Boots the virtual machine, runs one program as root, and waits for its end.
@@ -284,7 +288,7 @@ impl VmSpec {
     ) -> Result<CommandOutcome, VmError> {
         let programs = QemuPrograms::find()?;
         let folder = RunFolder::create()?;
-        let ports = GuestPorts::for_kernel(&self.kernel);
+        let ports = GuestPorts::fastest_for_kernel(&self.kernel);
         self.write_initramfs(&folder, program, arguments, ports)?;
         self.boot_with_retries(&programs, &folder, ports)
     }

@@ -22,7 +22,7 @@ const FUNCTIONS_PER_FILE: usize = 90;
 fn full_snapshot() -> Snapshot {
     let function = FunctionEntry {
         symbol: "cuLaunchCooperativeKernel",
-        counted_as: "cuLaunchCooperativeKernel",
+        call_counter_name: "cuLaunchCooperativeKernel",
         state: AttachState::NotAttached("cuLaunchCooperativeKernel is not exported".into()),
         bytes_after_entry: 0,
     };
@@ -41,7 +41,7 @@ fn full_snapshot() -> Snapshot {
     Snapshot {
         ledger: Ledger {
             files: files.collect(),
-            mapped_by: vec![process],
+            mapping_processes: vec![process],
             ..Ledger::default()
         },
         ..Snapshot::default()

@@ -136,7 +136,7 @@ pub fn classify(config: &PhaseDetectorConfig, state: &ZernelTaskState) -> Worklo
 /// The latest raw result of a task and the number of times in a row it occurred.
 #[derive(Debug, Clone, Copy)]
 struct Streak {
-    raw: WorkloadPhase,
+    raw_phase: WorkloadPhase,
     length: u32,
 }
 
@@ -208,11 +208,15 @@ impl PhaseDetector {
     }
 
     fn is_stable(&mut self, pid: u32, raw: WorkloadPhase) -> bool {
-        let streak = self
-            .streaks
-            .get_or_insert_with(pid, || Streak { raw, length: 0 });
-        if streak.raw != raw {
-            *streak = Streak { raw, length: 0 };
+        let streak = self.streaks.get_or_insert_with(pid, || Streak {
+            raw_phase: raw,
+            length: 0,
+        });
+        if streak.raw_phase != raw {
+            *streak = Streak {
+                raw_phase: raw,
+                length: 0,
+            };
         }
         streak.length = streak.length.saturating_add(1);
         streak.length >= self.config.phase_stability_count

@@ -107,8 +107,8 @@ crate::mirrors! {
         /// `struct zernel_heartbeat`.
         pub struct Heartbeat = "zernel_heartbeat" {
             beat_ns: u64,
-            owner: u32,
-            layout: u32,
+            owner_pid: u32,
+            layout_hash: u32,
             since_ns: u64,
         }
 

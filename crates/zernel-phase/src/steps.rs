@@ -201,13 +201,13 @@ const MAX_WINDOW_STEPS: usize = 256;
 #[derive(Debug, Clone, Copy, Default)]
 struct BoundaryTrack {
     /// The interval since the last boundary, if there was one.
-    open: Option<Step>,
+    open_interval: Option<Step>,
     /// Launches in the open interval; `None` if some of them were not counted.
     exact_launches: Option<u32>,
     /// Number of boundaries.
-    boundaries: u64,
+    boundary_count: u64,
     /// Number of recent boundaries; halved from time to time.
-    recent: u32,
+    recent_count: u32,
     /// The first intervals, which become steps if the kind becomes the boundary.
     first_intervals: [Option<Step>; MIN_BOUNDARIES as usize - 1],
     /// Whether marks of this kind are missing, so that it cannot be the boundary.
@@ -217,23 +217,23 @@ struct BoundaryTrack {
 impl BoundaryTrack {
     /// Restarts the count of boundaries.
     fn reset_count(&mut self) {
-        self.boundaries = 0;
+        self.boundary_count = 0;
         self.first_intervals = Default::default();
     }
 
     /// Whether the two kinds had about equally many recent boundaries.
     fn is_as_frequent_as(&self, other: &Self) -> bool {
-        let difference = self.recent.abs_diff(other.recent);
-        let is_known = self.recent.min(other.recent) >= MIN_RECENT_BOUNDARIES;
-        is_known && (difference <= 1 || 8 * difference <= self.recent.max(other.recent))
+        let difference = self.recent_count.abs_diff(other.recent_count);
+        let is_known = self.recent_count.min(other.recent_count) >= MIN_RECENT_BOUNDARIES;
+        is_known && (difference <= 1 || 8 * difference <= self.recent_count.max(other.recent_count))
     }
 }
 
 /// Detects the steps of one process from its marks.
 #[derive(Debug, Clone, Default)]
 pub struct StepDetector {
-    tracks: [BoundaryTrack; 7],
-    boundary: Option<StepMark>,
+    boundary_tracks: [BoundaryTrack; 7],
+    boundary_mark: Option<StepMark>,
     /// Whether the boundary replaces a better kind that can no longer be observed.
     is_substitute: bool,
     last_mark: Option<StepMark>,
@@ -242,8 +242,8 @@ pub struct StepDetector {
     backward_since_optimizer: bool,
     has_seen_backward: bool,
     passes_before_first_update: PassesBeforeFirstUpdate,
-    restarts: u32,
-    gaps: u64,
+    count_restarts: u32,
+    mark_gaps: u64,
     count: u64,
     /// Number of graph boundaries since the last step boundary.
     graph_launches: u64,
@@ -268,55 +268,57 @@ impl StepDetector {
     pub fn record_gap(&mut self, classes: &[StepMarkClass]) {
         let is_missing = |mark: StepMark| classes.contains(&mark.class());
         for mark in StepMark::ALL.into_iter().filter(|mark| is_missing(*mark)) {
-            self.tracks[mark.index()].open = None;
+            self.boundary_tracks[mark.index()].open_interval = None;
         }
         let open = self
-            .tracks
+            .boundary_tracks
             .iter_mut()
-            .filter_map(|track| track.open.as_mut());
+            .filter_map(|track| track.open_interval.as_mut());
         open.for_each(|step| step.lacks_marks = true);
         // The next mark does not directly follow the last one.
         self.last_mark = None;
         if classes.contains(&StepMarkClass::Training) {
             self.passes_before_first_update = PassesBeforeFirstUpdate::default();
         }
-        let separates = !classes.is_empty() && self.boundary.is_none_or(is_missing);
-        self.gaps += u64::from(separates);
+        let separates = !classes.is_empty() && self.boundary_mark.is_none_or(is_missing);
+        self.mark_gaps += u64::from(separates);
     }
 
     /// Number of gaps in the marks that separate steps. With a gap, the step count is a lower
     /// bound.
     #[must_use]
     pub fn gap_count(&self) -> u64 {
-        self.gaps
+        self.mark_gaps
     }
 
     /// Stops using marks of these kinds, because not all of them are observed any more.
     pub fn ignore_marks(&mut self, marks: &[StepMark]) {
         for mark in marks {
-            self.tracks[mark.index()].is_incomplete = true;
+            self.boundary_tracks[mark.index()].is_incomplete = true;
         }
-        let Some(lost) = self.boundary.filter(|known| marks.contains(known)) else {
+        let Some(lost) = self.boundary_mark.filter(|known| marks.contains(known)) else {
             return;
         };
-        self.boundary = self.substitute_for(lost);
-        self.is_substitute = self.boundary.is_some();
+        self.boundary_mark = self.substitute_for(lost);
+        self.is_substitute = self.boundary_mark.is_some();
         if !self.is_substitute {
-            self.restarts += 1;
+            self.count_restarts += 1;
             self.count = 0;
             self.window_steps.clear();
             self.steps.clear();
         }
         self.passes_before_first_update = PassesBeforeFirstUpdate::default();
         // The first intervals of the other kinds are too old to be kept as steps.
-        self.tracks.iter_mut().for_each(BoundaryTrack::reset_count);
+        self.boundary_tracks
+            .iter_mut()
+            .for_each(BoundaryTrack::reset_count);
     }
 
     /// Returns the best kind that was as frequent as `mark`, so that it separates the same steps.
     fn substitute_for(&self, mark: StepMark) -> Option<StepMark> {
-        let lost = &self.tracks[mark.index()];
+        let lost = &self.boundary_tracks[mark.index()];
         let candidates = StepMark::ALL.into_iter().filter(|candidate| {
-            let track = &self.tracks[candidate.index()];
+            let track = &self.boundary_tracks[candidate.index()];
             !track.is_incomplete && track.is_as_frequent_as(lost)
         });
         candidates.min_by_key(|candidate| candidate.boundary_rank())
@@ -324,8 +326,8 @@ impl StepDetector {
 
     /// Returns the kind of mark that separates steps, once it is known.
     #[must_use]
-    pub fn boundary(&self) -> Option<StepMark> {
-        self.boundary
+    pub fn boundary_mark(&self) -> Option<StepMark> {
+        self.boundary_mark
     }
 
     /// Returns the number of steps.
@@ -338,7 +340,7 @@ impl StepDetector {
     /// lost without a substitute.
     #[must_use]
     pub fn restart_count(&self) -> u32 {
-        self.restarts
+        self.count_restarts
     }
 
     /// Returns the most recent steps, oldest first.
@@ -360,7 +362,7 @@ impl StepDetector {
     }
 
     fn is_boundary(&self, mark: StepMark, launches: Launches) -> bool {
-        let track = &self.tracks[mark.index()];
+        let track = &self.boundary_tracks[mark.index()];
         let begins_run = self.last_mark != Some(mark) || self.run_length >= MAX_RUN_OF_MARKS;
         match mark {
             StepMark::Backward => true,
@@ -369,7 +371,7 @@ impl StepDetector {
             }
             // Further tensors of a batch are copied before anything is launched.
             StepMark::CopyIn => {
-                let so_far = track.open.and_then(|open| open.launches);
+                let so_far = track.open_interval.and_then(|open| open.launches);
                 begins_run && sum_if_known(so_far, launches.continuous_count()) != Some(0)
             }
             _ => begins_run,
@@ -378,8 +380,8 @@ impl StepDetector {
 
     /// Counts a mark in all open intervals.
     fn count_mark_in_intervals(&mut self, mark: StepMark, launches: Launches) {
-        for track in &mut self.tracks {
-            let Some(open) = &mut track.open else {
+        for track in &mut self.boundary_tracks {
+            let Some(open) = &mut track.open_interval else {
                 continue;
             };
             let count = &mut open.marks[mark.index()];
@@ -401,18 +403,20 @@ impl StepDetector {
             _ => {}
         }
         self.marks_since_decay = self.marks_since_decay.saturating_add(1);
-        let is_due = match self.boundary {
-            Some(known) => self.tracks[known.index()].recent >= DECAY_STEPS,
+        let is_due = match self.boundary_mark {
+            Some(known) => self.boundary_tracks[known.index()].recent_count >= DECAY_STEPS,
             None => self.marks_since_decay >= DECAY_MARKS,
         };
         if is_due {
             self.marks_since_decay = 0;
-            self.tracks.iter_mut().for_each(|track| track.recent /= 2);
+            self.boundary_tracks
+                .iter_mut()
+                .for_each(|track| track.recent_count /= 2);
         }
     }
 
     fn end_interval(&mut self, mark: StepMark, at_ns: u64) {
-        let track = &mut self.tracks[mark.index()];
+        let track = &mut self.boundary_tracks[mark.index()];
         let next = Step {
             begin_ns: at_ns,
             end_ns: at_ns,
@@ -420,19 +424,19 @@ impl StepDetector {
             marks: [0; 7],
             lacks_marks: false,
         };
-        let ended = track.open.replace(next);
+        let ended = track.open_interval.replace(next);
         let exact_launches = track.exact_launches.replace(0);
         let ended = ended.map(|step| Step {
             end_ns: at_ns.max(step.begin_ns),
             ..step
         });
-        track.boundaries += 1;
-        track.recent = track.recent.saturating_add(1);
+        track.boundary_count += 1;
+        track.recent_count = track.recent_count.saturating_add(1);
         let first_intervals = track.first_intervals.iter_mut().find(|slot| slot.is_none());
         if let (Some(slot), Some(step)) = (first_intervals, ended) {
             *slot = Some(step);
         }
-        if self.boundary == Some(mark) {
+        if self.boundary_mark == Some(mark) {
             self.count += 1;
             self.graph_launches = 0;
             if let Some((step, launches)) = ended.zip(exact_launches) {
@@ -463,13 +467,17 @@ impl StepDetector {
 
     /// Makes a kind the step boundary if it is better than the current one.
     fn consider_as_boundary(&mut self, mark: StepMark) {
-        let track = self.tracks[mark.index()];
-        if track.is_incomplete || track.boundaries < MIN_BOUNDARIES || self.boundary == Some(mark) {
+        let track = self.boundary_tracks[mark.index()];
+        if track.is_incomplete
+            || track.boundary_count < MIN_BOUNDARIES
+            || self.boundary_mark == Some(mark)
+        {
             return;
         }
-        let is_better = self.boundary.is_none_or(|known| {
-            let known_track = &self.tracks[known.index()];
-            let is_rarer = 4 * u64::from(track.recent) < 3 * u64::from(known_track.recent);
+        let is_better = self.boundary_mark.is_none_or(|known| {
+            let known_track = &self.boundary_tracks[known.index()];
+            let is_rarer =
+                4 * u64::from(track.recent_count) < 3 * u64::from(known_track.recent_count);
             let replaces = mark == StepMark::Graph && self.graph_launches >= MIN_GRAPH_LAUNCHES;
             match mark.boundary_rank().cmp(&known.boundary_rank()) {
                 // A substitute separates the same steps as the better kind did, so it counts as
@@ -482,16 +490,16 @@ impl StepDetector {
         if !is_better {
             return;
         }
-        if let Some(known) = self.boundary {
+        if let Some(known) = self.boundary_mark {
             // The replaced kind must reach the minimum again before it can return.
-            self.tracks[known.index()].reset_count();
-            self.restarts += 1;
+            self.boundary_tracks[known.index()].reset_count();
+            self.count_restarts += 1;
         }
-        self.boundary = Some(mark);
+        self.boundary_mark = Some(mark);
         self.is_substitute = false;
         self.window_steps.clear();
         self.steps.clear();
-        self.count = track.boundaries;
+        self.count = track.boundary_count;
         if mark == StepMark::Optimizer {
             self.push_step(
                 self.passes_before_first_update

@@ -287,7 +287,7 @@ impl PhaseTracker {
             ThreadEvent::CopyToHostLeave => self.leave_copy_to_host(closed),
             ThreadEvent::CollectiveEnter => self.enter_collective(),
             ThreadEvent::CollectiveLeave => self.leave_collective(),
-            ThreadEvent::Launch => self.launch(),
+            ThreadEvent::Launch => self.handle_launch(),
             ThreadEvent::CopyToDevice => self.copy_to_device(closed),
             ThreadEvent::OptimizerMarker => self.handle_optimizer_marker(closed),
             ThreadEvent::DataBegin => {
@@ -309,7 +309,7 @@ impl PhaseTracker {
             ThreadEvent::OtherWorkBegin => self.announce(Activity::OtherWork, closed),
             ThreadEvent::CompileBegin => self.announce(Activity::Compiling, closed),
             ThreadEvent::CompileEnd => self.end_compile(),
-            ThreadEvent::Fork => self.fork(),
+            ThreadEvent::Fork => self.handle_fork(),
             ThreadEvent::NotObserved => self.stop_observing(),
             ThreadEvent::Block(reason) => self.begin_wait(reason, closed),
             ThreadEvent::Preempt => self.queued_since_ns = Some(self.now_ns),
@@ -388,7 +388,7 @@ impl PhaseTracker {
         self.collective_queued = !self.launched_since_sync;
     }
 
-    fn launch(&mut self) {
+    fn handle_launch(&mut self) {
         self.uses_gpu = true;
         if self.collective_since_ns.is_some() {
             self.collective_launched = true;
@@ -457,7 +457,7 @@ impl PhaseTracker {
 
     /// The thread has forked a process. If a batch follows, it started its loaders, and copying its memory took most of
     /// the time since it last called or woke up.
-    fn fork(&mut self) {
+    fn handle_fork(&mut self) {
         let awaits_batch = self.activity == Activity::AfterUpdate;
         if self.is_in_call() || (self.undecided_since_ns.is_some() && !awaits_batch) {
             return;

@@ -32,8 +32,8 @@ impl<'a> ReaderHeartbeat<'a> {
     fn write_heartbeat_at(&self, beat_ns: u64) {
         let heartbeat = Heartbeat {
             beat_ns,
-            owner: std::process::id(),
-            layout: layout_hash(),
+            owner_pid: std::process::id(),
+            layout_hash: layout_hash(),
             since_ns: self.since_ns,
         };
         let key = HEART_READER.to_ne_bytes();

@@ -288,8 +288,8 @@ fn configure_object(
     target_settings.may_privilege = u32::from(may_privilege);
     let disabled_parts = settings.disabled_parts.iter();
     target_settings.enabled_policies = !disabled_parts.fold(0, |set, policy| set | *policy as u32);
-    target_settings.cpus = topology.cpu_count as u32;
-    target_settings.llcs = topology.llc_count.min(MAX_LLCS) as u32;
+    target_settings.cpu_count = topology.cpu_count as u32;
+    target_settings.llc_count = topology.llc_count.min(MAX_LLCS) as u32;
     for (target_llc, llc) in target_settings
         .llc_of_cpu
         .iter_mut()

@@ -145,17 +145,17 @@ impl SlotPool {
             ConnectionOwner::Tenant(_) => self.limits.tenant_slots.min(self.limits.other_slots),
             ConnectionOwner::Anonymous => self.limits.other_slots,
         };
-        if table.count_slots(|other| other == owner) >= limit {
+        if table.count_slots_by_owner(|other| other == owner) >= limit {
             return self.end_oldest_of_same_owner(table, owner);
         }
-        let others = table.count_slots(|other| *other != ConnectionOwner::Trusted);
+        let others = table.count_slots_by_owner(|other| *other != ConnectionOwner::Trusted);
         if *owner == ConnectionOwner::Trusted || others < self.limits.other_slots {
             return Some(());
         }
         match table.owner_with_most_slots(owner) {
-            Some(largest) => table.end_oldest(|other| *other == largest),
+            Some(largest) => table.end_oldest_connection(|other| *other == largest),
             None if self.full_slots_policy == FullSlotsPolicy::Refuse => None,
-            None => table.end_oldest(|other| *other != ConnectionOwner::Trusted),
+            None => table.end_oldest_connection(|other| *other != ConnectionOwner::Trusted),
         }
     }
 
@@ -165,14 +165,14 @@ impl SlotPool {
         owner: &ConnectionOwner,
     ) -> Option<()> {
         match self.full_slots_policy {
-            FullSlotsPolicy::EndOldest => table.end_oldest(|other| other == owner),
+            FullSlotsPolicy::EndOldest => table.end_oldest_connection(|other| other == owner),
             FullSlotsPolicy::Refuse => None,
         }
     }
 }
 
 impl SlotTable {
-    fn count_slots(&self, is_counted: impl Fn(&ConnectionOwner) -> bool) -> usize {
+    fn count_slots_by_owner(&self, is_counted: impl Fn(&ConnectionOwner) -> bool) -> usize {
         let entries = self.entries.iter();
         entries.filter(|entry| is_counted(&entry.owner)).count()
     }
@@ -192,7 +192,7 @@ impl SlotTable {
     }
 
     /// Ends the oldest client of the owners that `matches` selects.
-    fn end_oldest(&mut self, matches: impl Fn(&ConnectionOwner) -> bool) -> Option<()> {
+    fn end_oldest_connection(&mut self, matches: impl Fn(&ConnectionOwner) -> bool) -> Option<()> {
         let position = self
             .entries
             .iter()

@@ -194,7 +194,7 @@ impl StreamObject {
         symbol: &'static LoggedSymbol,
     ) -> Result<(), CudaError> {
         if self.stream.is_capturing() {
-            self.stream.with_capture(|capture| match capture {
+            self.stream.change_capture_point(|capture| match capture {
                 Some(point) => point.record_work(work, symbol),
                 None => self.stream.submit(work, symbol),
             });

@@ -28,7 +28,7 @@ pub(crate) struct Driver {
     devices: Vec<Arc<Device>>,
 }
 
-extern "C" fn mark_forked() {
+extern "C" fn mark_as_forked_child() {
     IS_FORKED_CHILD.store(true, Relaxed);
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn initialise_driver() -> Result<(), CudaError> {
         .unwrap_or_else(PoisonError::into_inner);
     if DRIVER.get().is_none() {
         let driver = Driver::new()?;
-        process::after_fork_in_child(mark_forked);
+        process::after_fork_in_child(mark_as_forked_child);
         process::at_exit(leave_node);
         let _ = DRIVER.set(driver);
     }

@@ -27,7 +27,7 @@ const IMAGE_PREFIX: &str = "softgpu ";
 /// All loaded modules, by handle. A CUDA library is a module too.
 pub(crate) static MODULES: Registry<KernelModule> = Registry::new();
 /// All functions of modules, by handle. A kernel of a CUDA library is a function too.
-pub(crate) static FUNCTIONS: Registry<KernelFunction> = Registry::new();
+pub(crate) static KERNEL_FUNCTIONS: Registry<KernelFunction> = Registry::new();
 
 /// What a launch of a function does.
 #[derive(Debug, Clone, Copy)]
@@ -83,7 +83,7 @@ impl KernelModule {
         if let Some(handle) = functions.get(name) {
             return Ok(*handle);
         }
-        let handle = FUNCTIONS.insert(Arc::new(KernelFunction {
+        let handle = KERNEL_FUNCTIONS.insert(Arc::new(KernelFunction {
             name: CString::new(name).map_err(|_| NOT_FOUND)?,
             module: own_handle,
             kind,
@@ -117,7 +117,7 @@ fn parse_kernel(line: &str) -> Option<(String, u64)> {
 
 /// Creates a function that another library runs.
 pub(crate) fn create_external_function(name: CString, kernel: ExternalKernel) -> u64 {
-    FUNCTIONS.insert(Arc::new(KernelFunction {
+    KERNEL_FUNCTIONS.insert(Arc::new(KernelFunction {
         name,
         module: 0,
         kind: FunctionKind::External(kernel),
@@ -126,7 +126,7 @@ pub(crate) fn create_external_function(name: CString, kernel: ExternalKernel) ->
 
 /// The function with this handle.
 pub(crate) fn function_of_handle(handle: u64) -> Result<Arc<KernelFunction>, CudaError> {
-    FUNCTIONS.get(handle).ok_or(INVALID_HANDLE)
+    KERNEL_FUNCTIONS.get(handle).ok_or(INVALID_HANDLE)
 }
 
 impl KernelFunction {
@@ -159,7 +159,7 @@ fn first_parameter(
     parameters: InArgument<*const u64>,
     extra: InArgument<u64>,
 ) -> Result<Option<u64>, CudaError> {
-    const EXTRA_END: u64 = 0;
+    const EXTRA_LIST_END: u64 = 0;
     const EXTRA_BUFFER_POINTER: u64 = 1;
     if !parameters.is_null() {
         // SAFETY: the C caller's array of parameters; entry 0 of a kernel that has one points to it.
@@ -170,7 +170,7 @@ fn first_parameter(
         return Ok(None);
     }
     let mut index = 0;
-    while extra.get_at(index)? != EXTRA_END {
+    while extra.get_at(index)? != EXTRA_LIST_END {
         if extra.get_at(index)? == EXTRA_BUFFER_POINTER {
             // SAFETY: the C caller's buffer of packed parameters.
             let buffer = unsafe { InArgument::new(extra.get_at(index + 1)? as *const u64) };

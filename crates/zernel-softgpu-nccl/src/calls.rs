@@ -57,9 +57,9 @@ impl DataCallArguments {
             Ok(IssuedTask::Collective(Collective {
                 pattern: pattern(communicator)?,
                 data_type,
-                send,
-                receive,
-                part_bytes: part,
+                send_address: send,
+                receive_address: receive,
+                rank_part_bytes: part,
             }))
         })
     }
@@ -272,7 +272,7 @@ exports! { "nccl" =>
 
     fn ncclCommCuDevice(call, handle: u64, device: OutArgument<i32>) -> Outcome {
         call.object = handle;
-        Ok(device.set(Communicator::from_handle(handle)?.place.device)?)
+        Ok(device.set(Communicator::from_handle(handle)?.device_and_context.device)?)
     }
 
     fn ncclCommUserRank(call, handle: u64, rank: OutArgument<i32>) -> Outcome {

@@ -19,7 +19,7 @@ pub(crate) const SPLIT_NO_COLOR: i32 = -1;
 pub(crate) struct Communicator {
     pub(crate) handle: u64,
     pub(crate) segment: SharedSegment,
-    pub(crate) place: DeviceAndContext,
+    pub(crate) device_and_context: DeviceAndContext,
     aborted: AtomicBool,
     error: AtomicI32,
     operation_order: Mutex<OperationOrder>,
@@ -41,7 +41,7 @@ impl Communicator {
         id: &UniqueId,
         rank: i32,
         ranks: i32,
-        place: DeviceAndContext,
+        device_and_context: DeviceAndContext,
     ) -> Result<Arc<Self>, NcclError> {
         let rank = usize::try_from(rank).map_err(|_| NcclError::InvalidArgument)?;
         let ranks = usize::try_from(ranks).map_err(|_| NcclError::InvalidArgument)?;
@@ -49,7 +49,7 @@ impl Communicator {
         let communicator = Arc::new(Self {
             handle: new_handle(),
             segment,
-            place,
+            device_and_context,
             aborted: AtomicBool::new(false),
             error: AtomicI32::new(0),
             operation_order: Mutex::default(),
@@ -108,12 +108,12 @@ impl Communicator {
         order.issued_count - 1
     }
 
-    /// Waits until all operations with a number below `ticket` have finished.
-    pub(crate) fn wait_for_earlier_operations(&self, ticket: u64) {
+    /// Waits until all operations with a number below `operation_number` have finished.
+    pub(crate) fn wait_for_earlier_operations(&self, operation_number: u64) {
         let waiting = self
             .operation_finished
             .wait_while(self.lock_operation_order(), |order| {
-                order.finished_count != ticket
+                order.finished_count != operation_number
             });
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
@@ -137,7 +137,7 @@ impl Communicator {
     /// Waits for all operations of this rank, and leaves the communicator.
     pub(crate) fn destroy(&self) {
         self.finalize();
-        self.segment.mark_left();
+        self.segment.mark_rank_left();
         COMMUNICATORS.remove(self.handle);
     }
 
@@ -178,8 +178,14 @@ impl Communicator {
             .iter()
             .position(|rank| *rank == own_rank)
             .unwrap_or(0);
-        let id = UniqueId::from_words([id[0], id[1], id[2]]);
-        Self::join(&id, new_rank as i32, members.len() as i32, self.place).map(Some)
+        let id = UniqueId::from_message_words([id[0], id[1], id[2]]);
+        Self::join(
+            &id,
+            new_rank as i32,
+            members.len() as i32,
+            self.device_and_context,
+        )
+        .map(Some)
     }
 }
 

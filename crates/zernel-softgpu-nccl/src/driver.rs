@@ -31,11 +31,11 @@ type AllocateFunction = extern "C" fn(*mut u64, usize) -> i32;
 /// The functions of libcuda that NCCL calls.
 pub(crate) struct Driver {
     launch: LaunchKernelExFunction,
-    get_device: GetDeviceFunction,
-    get_current: GetContextFunction,
-    push_current: ContextFunction,
-    pop_current: GetContextFunction,
-    retain_primary: RetainPrimaryFunction,
+    get_current_device: GetDeviceFunction,
+    get_current_context: GetContextFunction,
+    push_current_context: ContextFunction,
+    pop_current_context: GetContextFunction,
+    retain_primary_context: RetainPrimaryFunction,
     is_capturing: IsCapturingFunction,
     allocate: AllocateFunction,
     free: ContextFunction,
@@ -98,15 +98,27 @@ impl Driver {
         let interface = unsafe { &*interface };
         Ok(Self {
             launch: typed_libcuda_function!(library, c"cuLaunchKernelEx", LaunchKernelExFunction),
-            get_device: typed_libcuda_function!(library, c"cuCtxGetDevice", GetDeviceFunction),
-            get_current: typed_libcuda_function!(library, c"cuCtxGetCurrent", GetContextFunction),
-            push_current: typed_libcuda_function!(library, c"cuCtxPushCurrent_v2", ContextFunction),
-            pop_current: typed_libcuda_function!(
+            get_current_device: typed_libcuda_function!(
+                library,
+                c"cuCtxGetDevice",
+                GetDeviceFunction
+            ),
+            get_current_context: typed_libcuda_function!(
+                library,
+                c"cuCtxGetCurrent",
+                GetContextFunction
+            ),
+            push_current_context: typed_libcuda_function!(
+                library,
+                c"cuCtxPushCurrent_v2",
+                ContextFunction
+            ),
+            pop_current_context: typed_libcuda_function!(
                 library,
                 c"cuCtxPopCurrent_v2",
                 GetContextFunction
             ),
-            retain_primary: typed_libcuda_function!(
+            retain_primary_context: typed_libcuda_function!(
                 library,
                 c"cuDevicePrimaryCtxRetain",
                 RetainPrimaryFunction
@@ -125,28 +137,31 @@ impl Driver {
     /// The calling thread's current device and context.
     pub(crate) fn current_device_and_context(&self) -> Result<DeviceAndContext> {
         let mut place = DeviceAndContext::default();
-        check_driver_code((self.get_device)(&raw mut place.device))?;
-        check_driver_code((self.get_current)(&raw mut place.context))?;
+        check_driver_code((self.get_current_device)(&raw mut place.device))?;
+        check_driver_code((self.get_current_context)(&raw mut place.context))?;
         Ok(place)
     }
 
     /// A device and its primary context.
     pub(crate) fn device_and_primary_context(&self, device: i32) -> Result<DeviceAndContext> {
         let mut place = DeviceAndContext { device, context: 0 };
-        check_driver_code((self.retain_primary)(&raw mut place.context, device))?;
+        check_driver_code((self.retain_primary_context)(
+            &raw mut place.context,
+            device,
+        ))?;
         Ok(place)
     }
 
     /// Runs `body` while `context` is the current context.
-    pub(crate) fn with_context<T>(
+    pub(crate) fn run_in_context<T>(
         &self,
         context: u64,
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        check_driver_code((self.push_current)(context))?;
+        check_driver_code((self.push_current_context)(context))?;
         let result = body();
         let mut popped = 0;
-        check_driver_code((self.pop_current)(&raw mut popped))?;
+        check_driver_code((self.pop_current_context)(&raw mut popped))?;
         result
     }
 

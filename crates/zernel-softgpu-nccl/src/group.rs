@@ -14,7 +14,7 @@ use crate::status::{NcclError, Outcome};
 pub(crate) type CommunicatorCreation = Box<dyn FnOnce() -> Result<u64, NcclError> + Send>;
 
 thread_local! {
-    static THREAD_GROUP: RefCell<CallGroup> = const { RefCell::new(CallGroup::new()) };
+    static THREAD_CALL_GROUP: RefCell<CallGroup> = const { RefCell::new(CallGroup::new()) };
 }
 
 /// The group of calls that the calling thread has open.
@@ -38,17 +38,17 @@ impl CallGroup {
 }
 
 fn is_group_open() -> bool {
-    THREAD_GROUP.with_borrow(|group| group.depth > 0)
+    THREAD_CALL_GROUP.with_borrow(|group| group.depth > 0)
 }
 
 /// `ncclGroupStart`: opens a group, or a group inside the open one.
 pub(crate) fn start_group() {
-    THREAD_GROUP.with_borrow_mut(|group| group.depth += 1);
+    THREAD_CALL_GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
 /// `ncclGroupEnd`: the end of the outermost group runs all collected calls.
 pub(crate) fn end_group() -> Outcome {
-    let group = THREAD_GROUP.with_borrow_mut(|group| {
+    let group = THREAD_CALL_GROUP.with_borrow_mut(|group| {
         group.depth = group.depth.checked_sub(1).ok_or(NcclError::InvalidUsage)?;
         let outermost = group.depth == 0;
         Ok::<_, NcclError>(outermost.then(|| std::mem::replace(group, CallGroup::new())))
@@ -66,7 +66,7 @@ pub(crate) fn launch_operation_or_queue(
     issued: IssuedCall,
 ) -> Outcome {
     if is_group_open() {
-        THREAD_GROUP
+        THREAD_CALL_GROUP
             .with_borrow_mut(|group| group.issued_calls.push((communicator, stream, issued)));
         return Ok(());
     }
@@ -79,7 +79,8 @@ pub(crate) fn create_communicator_or_queue(
     making: CommunicatorCreation,
 ) -> Outcome {
     if is_group_open() {
-        THREAD_GROUP.with_borrow_mut(|group| group.communicators_to_create.push((handle, making)));
+        THREAD_CALL_GROUP
+            .with_borrow_mut(|group| group.communicators_to_create.push((handle, making)));
         return Ok(());
     }
     Ok(handle.set(making()?)?)
@@ -90,7 +91,7 @@ pub(crate) fn record_group_error(outcome: Outcome) -> Outcome {
     if let Err(error) = outcome
         && is_group_open()
     {
-        THREAD_GROUP.with_borrow_mut(|group| group.error = group.error.or(Some(error)));
+        THREAD_CALL_GROUP.with_borrow_mut(|group| group.error = group.error.or(Some(error)));
     }
     outcome
 }

@@ -77,7 +77,7 @@ fn move_chunk_of_each_transfer(
     {
         let channel = (transfer.message.direction, transfer.message.peer);
         if !busy.contains(&channel) {
-            moved |= transfer.move_chunk(segment, start);
+            moved |= transfer.send_or_receive_chunk(segment, start);
             busy.push(channel);
         }
     }
@@ -94,19 +94,19 @@ impl MessageTransfer {
         }
     }
 
-    fn move_chunk(&mut self, segment: &SharedSegment, start: u64) -> bool {
+    fn send_or_receive_chunk(&mut self, segment: &SharedSegment, start: u64) -> bool {
         match self.message.direction {
             Direction::Send => self.send_next_chunk(segment, start),
             Direction::Receive => self.receive_next_chunk(segment, start),
         }
     }
 
-    fn next_chunk(&self) -> (u64, usize) {
+    fn next_chunk_place(&self) -> (u64, usize) {
         let bytes = (self.message.bytes - self.moved_bytes).min(MESSAGE_CHUNK_BYTES);
         (self.message.buffer + self.moved_bytes as u64, bytes)
     }
 
-    fn set_ended(&mut self, sender_start: u64, receiver_start: u64) {
+    fn set_transfer_end(&mut self, sender_start: u64, receiver_start: u64) {
         let both_there = sender_start.max(receiver_start);
         let duration = transfer_time_ns(self.message.bytes as u64, nccl_bandwidth());
         self.end = Some(both_there + duration);
@@ -121,10 +121,10 @@ impl MessageTransfer {
         }
         if self.is_sent_completely {
             let receiver_start = word(ChannelWord::ReceiverStart).load(Relaxed);
-            self.set_ended(start, receiver_start);
+            self.set_transfer_end(start, receiver_start);
             return true;
         }
-        let (source, bytes) = self.next_chunk();
+        let (source, bytes) = self.next_chunk_place();
         word(ChannelWord::SenderStart).store(start, Relaxed);
         segment.send_chunk(self.message.peer, source, bytes);
         sent.fetch_add(1, Release);
@@ -140,7 +140,7 @@ impl MessageTransfer {
         if is_empty {
             return false;
         }
-        let (destination, bytes) = self.next_chunk();
+        let (destination, bytes) = self.next_chunk_place();
         let chunk = segment.received_chunk(self.message.peer, bytes);
         // SAFETY: the program's receive buffer, for which it vouches; not shared memory, so no overlap.
         unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), destination as *mut u8, bytes) };
@@ -149,7 +149,7 @@ impl MessageTransfer {
         received.fetch_add(1, Release);
         self.moved_bytes += bytes;
         if self.moved_bytes == self.message.bytes {
-            self.set_ended(sender_start, start);
+            self.set_transfer_end(sender_start, start);
         }
         true
     }

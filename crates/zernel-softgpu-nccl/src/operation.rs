@@ -34,10 +34,10 @@ pub(crate) enum CollectivePattern {
 pub(crate) struct Collective {
     pub(crate) pattern: CollectivePattern,
     pub(crate) data_type: DataType,
-    pub(crate) send: u64,
-    pub(crate) receive: u64,
+    pub(crate) send_address: u64,
+    pub(crate) receive_address: u64,
     /// Bytes of the part that belongs to one rank.
-    pub(crate) part_bytes: usize,
+    pub(crate) rank_part_bytes: usize,
 }
 
 /// What one NCCL call asks for: a collective or a message.
@@ -61,7 +61,7 @@ pub(crate) struct Operation {
     pub(crate) stream: u64,
     pub(crate) tasks: Vec<IssuedCall>,
     /// The number of the operation in the communicator's order; `None` in a captured graph, which may run many times.
-    ticket: Option<u64>,
+    operation_number: Option<u64>,
 }
 
 impl Operation {
@@ -72,19 +72,19 @@ impl Operation {
         tasks: Vec<IssuedCall>,
     ) -> Result<(), NcclError> {
         const PER_THREAD_STREAM: u64 = 2;
-        let context = communicator.place.context;
+        let context = communicator.device_and_context.context;
         let launch = || {
             let driver = loaded_driver()?;
             let captured = driver.is_capturing(stream)?;
             let operation = Arc::new(Self {
-                ticket: (!captured).then(|| communicator.new_operation_number()),
+                operation_number: (!captured).then(|| communicator.new_operation_number()),
                 communicator,
                 stream,
                 tasks,
             });
             let launched =
                 driver.launch_function(operation_kernel()?, stream, Arc::as_ptr(&operation) as u64);
-            if launched.is_err() && operation.ticket.is_some() {
+            if launched.is_err() && operation.operation_number.is_some() {
                 operation.communicator.mark_operation_finished();
             }
             launched
@@ -92,16 +92,17 @@ impl Operation {
         // A default stream belongs to the current context, so the communicator's context is made current.
         match stream > PER_THREAD_STREAM {
             true => launch(),
-            false => loaded_driver()?.with_context(context, launch),
+            false => loaded_driver()?.run_in_context(context, launch),
         }
     }
 
     fn run(&self, start: u64) -> u64 {
-        if let Some(ticket) = self.ticket {
-            self.communicator.wait_for_earlier_operations(ticket);
+        if let Some(operation_number) = self.operation_number {
+            self.communicator
+                .wait_for_earlier_operations(operation_number);
         }
         let end = self.run_tasks(start).unwrap_or(start).max(clock::now_ns());
-        if self.ticket.is_some() {
+        if self.operation_number.is_some() {
             self.communicator.mark_operation_finished();
         }
         end
@@ -158,9 +159,9 @@ fn operation_kernel() -> Result<u64, NcclError> {
     let driver = loaded_driver()?;
     Ok(*OPERATION_KERNEL.get_or_init(|| {
         let kernel = ExternalKernel {
-            run: run_operation,
-            retain: retain_operation,
-            release: release_operation,
+            run_kernel: run_operation,
+            add_argument_reference: retain_operation,
+            drop_argument_reference: release_operation,
         };
         driver.create_kernel(c"ncclDevKernel_softgpu", kernel)
     }))
@@ -178,7 +179,7 @@ extern "C" fn retain_operation(operation: u64) {
 }
 
 extern "C" fn release_operation(operation: u64) {
-    // SAFETY: pairs with a `retain`.
+    // SAFETY: pairs with an `add_argument_reference`.
     unsafe { Arc::decrement_strong_count(operation as *const Operation) };
 }
 
@@ -196,10 +197,10 @@ fn overlap_of_part(
     window: usize,
     window_bytes: usize,
     part: usize,
-    part_bytes: usize,
+    rank_part_bytes: usize,
 ) -> Option<PartOverlap> {
     let start = window.max(part);
-    let end = (window + window_bytes).min(part + part_bytes);
+    let end = (window + window_bytes).min(part + rank_part_bytes);
     (start < end).then(|| PartOverlap {
         offset_in_window: start - window,
         offset_in_part: start - part,
@@ -218,13 +219,13 @@ impl Collective {
         match self.pattern {
             CollectivePattern::ReduceScatter(_)
             | CollectivePattern::AllToAll
-            | CollectivePattern::Scatter(_) => self.part_bytes * ranks,
-            _ => self.part_bytes,
+            | CollectivePattern::Scatter(_) => self.rank_part_bytes * ranks,
+            _ => self.rank_part_bytes,
         }
     }
 
     /// Whether `rank` contributes data to the collective.
-    fn contributes(&self, rank: usize) -> bool {
+    fn contributes_data(&self, rank: usize) -> bool {
         match self.pattern {
             CollectivePattern::Broadcast(root) | CollectivePattern::Scatter(root) => rank == root,
             _ => true,
@@ -245,8 +246,8 @@ impl Collective {
         let mut offset = 0;
         loop {
             let bytes = (total - offset).min(COLLECTIVE_CHUNK_BYTES);
-            if self.contributes(segment.own_rank()) {
-                segment.offer_bytes(self.send + offset as u64, bytes);
+            if self.contributes_data(segment.own_rank()) {
+                segment.offer_bytes(self.send_address + offset as u64, bytes);
             }
             segment.await_all_ranks(RankWord::CollectiveStepCount, check_abort)?;
             for rank in 0..segment.rank_count() {
@@ -266,7 +267,7 @@ impl Collective {
     fn copy_or_reduce_chunk(&self, communicator: &Communicator, offset: usize, bytes: usize) {
         let segment = &communicator.segment;
         let (own, ranks) = (segment.own_rank(), segment.rank_count());
-        let here = self.receive + offset as u64;
+        let here = self.receive_address + offset as u64;
         match self.pattern {
             CollectivePattern::AllReduce(reduction) => {
                 self.reduce_chunk(communicator, reduction, 0..bytes, here);
@@ -275,15 +276,18 @@ impl Collective {
                 self.reduce_chunk(communicator, reduction, 0..bytes, here);
             }
             CollectivePattern::ReduceScatter(reduction) => {
-                if let Some(own) =
-                    overlap_of_part(offset, bytes, own * self.part_bytes, self.part_bytes)
-                {
+                if let Some(own) = overlap_of_part(
+                    offset,
+                    bytes,
+                    own * self.rank_part_bytes,
+                    self.rank_part_bytes,
+                ) {
                     let range = own.offset_in_window..own.offset_in_window + own.bytes;
                     self.reduce_chunk(
                         communicator,
                         reduction,
                         range,
-                        self.receive + own.offset_in_part as u64,
+                        self.receive_address + own.offset_in_part as u64,
                     );
                 }
             }
@@ -295,7 +299,13 @@ impl Collective {
                 self.gather_chunk(communicator, offset, bytes);
             }
             CollectivePattern::AllToAll => (0..ranks).for_each(|from| {
-                self.copy_own_part(communicator, from, offset, bytes, from * self.part_bytes);
+                self.copy_own_part(
+                    communicator,
+                    from,
+                    offset,
+                    bytes,
+                    from * self.rank_part_bytes,
+                );
             }),
             CollectivePattern::Scatter(root) => {
                 self.copy_own_part(communicator, root, offset, bytes, 0);
@@ -306,7 +316,7 @@ impl Collective {
 
     fn gather_chunk(&self, communicator: &Communicator, offset: usize, bytes: usize) {
         for rank in 0..communicator.segment.rank_count() {
-            let place = self.receive + (rank * self.part_bytes + offset) as u64;
+            let place = self.receive_address + (rank * self.rank_part_bytes + offset) as u64;
             write_to_address(place, communicator.segment.offered_bytes(rank, bytes));
         }
     }
@@ -339,11 +349,11 @@ impl Collective {
         if let Some(own) = overlap_of_part(
             offset,
             bytes,
-            segment.own_rank() * self.part_bytes,
-            self.part_bytes,
+            segment.own_rank() * self.rank_part_bytes,
+            self.rank_part_bytes,
         ) {
             let shown = segment.offered_bytes(source_rank, bytes);
-            let address = self.receive + (place + own.offset_in_part) as u64;
+            let address = self.receive_address + (place + own.offset_in_part) as u64;
             write_to_address(
                 address,
                 &shown[own.offset_in_window..own.offset_in_window + own.bytes],

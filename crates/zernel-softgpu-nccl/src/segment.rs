@@ -55,12 +55,12 @@ pub(crate) enum RankWord {
     Start = 4,
     /// Number of steps of control exchanges that this rank has reached.
     ControlStepCount = 5,
-    /// The first of the rank's [`CONTROL_WORDS`] words for control messages.
+    /// The first of the rank's [`CONTROL_MESSAGE_WORD_COUNT`] words for control messages.
     Control = 8,
 }
 
 /// Number of words in a control message.
-pub(crate) const CONTROL_WORDS: usize = 8;
+pub(crate) const CONTROL_MESSAGE_WORD_COUNT: usize = 8;
 
 const STATE_JOINED: u64 = 1;
 const STATE_LEFT: u64 = 2;
@@ -95,7 +95,7 @@ impl UniqueId {
     }
 
     /// Unpacks a unique id from the words of a control message.
-    pub(crate) fn from_words([cookie, start_time, place]: [u64; 3]) -> Self {
+    pub(crate) fn from_message_words([cookie, start_time, place]: [u64; 3]) -> Self {
         Self {
             cookie,
             start_time,
@@ -165,7 +165,7 @@ pub(crate) struct SharedSegment {
     ranks: usize,
 }
 
-fn total_bytes(ranks: usize) -> usize {
+fn segment_bytes(ranks: usize) -> usize {
     buffers_offset(ranks) + ranks * COLLECTIVE_CHUNK_BYTES + ranks * ranks * MESSAGE_CHUNK_BYTES
 }
 
@@ -205,21 +205,21 @@ impl SharedSegment {
         let file = open_memfd_of(id)?;
         // Each rank may enlarge the file. It never shrinks, and all ranks that pass the same number of ranks give it
         // the same size.
-        if file.metadata()?.len() < total_bytes(ranks) as u64 {
-            file.set_len(total_bytes(ranks) as u64)?;
+        if file.metadata()?.len() < segment_bytes(ranks) as u64 {
+            file.set_len(segment_bytes(ranks) as u64)?;
         }
         let segment = Self {
-            memory: SharedMemory::map(&file, total_bytes(ranks))?,
+            memory: SharedMemory::map(&file, segment_bytes(ranks))?,
             rank,
             ranks,
         };
-        segment.mark_joined()?;
+        segment.mark_rank_joined()?;
         segment.wait_for_all_ranks(id)?;
         close_memfd_of(id);
         Ok(segment)
     }
 
-    fn mark_joined(&self) -> Result<(), NcclError> {
+    fn mark_rank_joined(&self) -> Result<(), NcclError> {
         let agreed = self.memory.word(RANKS_OFFSET);
         let first = agreed.compare_exchange(0, self.ranks as u64, AcqRel, Acquire);
         if first.is_err_and(|agreed| agreed != self.ranks as u64) {
@@ -402,7 +402,7 @@ impl SharedSegment {
     }
 
     /// Marks this rank as left, and wakes the other ranks.
-    pub(crate) fn mark_left(&self) {
+    pub(crate) fn mark_rank_left(&self) {
         self.rank_word(self.rank, RankWord::State)
             .store(STATE_LEFT, Release);
         self.wake_ranks();
@@ -411,9 +411,9 @@ impl SharedSegment {
     /// Publishes this rank's control words, and returns the control words of all ranks.
     pub(crate) fn exchange_control_words(
         &self,
-        words: [u64; CONTROL_WORDS],
+        words: [u64; CONTROL_MESSAGE_WORD_COUNT],
         check_abort: impl Fn() -> Result<(), OperationAborted>,
-    ) -> Result<Vec<[u64; CONTROL_WORDS]>, OperationAborted> {
+    ) -> Result<Vec<[u64; CONTROL_MESSAGE_WORD_COUNT]>, OperationAborted> {
         for (index, word) in words.into_iter().enumerate() {
             self.control_word(self.rank, index).store(word, Relaxed);
         }

@@ -64,8 +64,8 @@ fn compare_log_modes() {
 struct LoadedProgram {
     launch: LaunchFunction,
     kernel: u64,
-    get_current: extern "C" fn(*mut u64) -> i32,
-    set_current: HandleFunction,
+    get_current_context: extern "C" fn(*mut u64) -> i32,
+    set_current_context: HandleFunction,
     allocate: AllocateFunction,
     free: HandleFunction,
     context: u64,
@@ -85,8 +85,8 @@ fn load_program(directory: &Path) -> LoadedProgram {
                 .unwrap()(&mut context, 0),
             0
         );
-        let set_current = *library.get::<HandleFunction>(b"cuCtxSetCurrent").unwrap();
-        assert_eq!(set_current(context), 0);
+        let set_current_context = *library.get::<HandleFunction>(b"cuCtxSetCurrent").unwrap();
+        assert_eq!(set_current_context(context), 0);
         let image = c"softgpu kernel step 1\n".as_ptr();
         assert_eq!(
             library.get::<LoadFunction>(b"cuModuleLoadData").unwrap()(&mut module, image),
@@ -100,8 +100,8 @@ fn load_program(directory: &Path) -> LoadedProgram {
         LoadedProgram {
             launch: *library.get(b"cuLaunchKernel").unwrap(),
             kernel,
-            get_current: *library.get(b"cuCtxGetCurrent").unwrap(),
-            set_current,
+            get_current_context: *library.get(b"cuCtxGetCurrent").unwrap(),
+            set_current_context,
             allocate: *library.get(b"cuMemAlloc_v2").unwrap(),
             free: *library.get(b"cuMemFree_v2").unwrap(),
             context,
@@ -127,7 +127,7 @@ fn measure_calls(directory: &Path) {
         );
         assert_eq!(code, 0);
     };
-    let get = || assert_eq!((program.get_current)(&mut 0), 0);
+    let get = || assert_eq!((program.get_current_context)(&mut 0), 0);
     let allocate = || {
         let mut address = 0;
         assert_eq!((program.allocate)(&mut address, 4096), 0);
@@ -158,7 +158,7 @@ fn calls_per_second(
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                assert_eq!((program.set_current)(program.context), 0);
+                assert_eq!((program.set_current_context)(program.context), 0);
                 (0..calls).for_each(|_| call());
             });
         }

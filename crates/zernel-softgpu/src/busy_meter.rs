@@ -23,7 +23,7 @@ pub(crate) struct BusyMeter<'a>(pub(crate) &'a [AtomicU64]);
 /// The sum of all work that was known at one time: the total busy time of the device, and the end of the last work.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct BusyState {
-    changed_at: u64,
+    changed_at_ns: u64,
     busy_ns: u64,
     busy_until: u64,
 }
@@ -32,14 +32,14 @@ impl BusyState {
     fn load(words: &[AtomicU64]) -> Self {
         let [at, busy, until] = [0, 1, 2].map(|index| words[index].load(Relaxed));
         Self {
-            changed_at: at,
+            changed_at_ns: at,
             busy_ns: busy,
             busy_until: until,
         }
     }
 
     fn store(self, words: &[AtomicU64]) {
-        words[0].store(self.changed_at, Relaxed);
+        words[0].store(self.changed_at_ns, Relaxed);
         words[1].store(self.busy_ns, Relaxed);
         words[2].store(self.busy_until, Relaxed);
     }
@@ -79,12 +79,12 @@ impl<'a> BusyMeter<'a> {
     fn add_busy_time_at(self, now: u64, start: u64, end: u64) {
         let mut state = BusyState::load(self.current_state_words());
         let recorded = self.past_state_count().load(Relaxed);
-        let last = recorded
-            .checked_sub(1)
-            .map_or(0, |last| BusyState::load(self.past_state(last)).changed_at);
+        let last = recorded.checked_sub(1).map_or(0, |last| {
+            BusyState::load(self.past_state(last)).changed_at_ns
+        });
         if now >= last + MIN_PAST_STATE_INTERVAL_NS {
             BusyState {
-                changed_at: now,
+                changed_at_ns: now,
                 ..state
             }
             .store(self.past_state(recorded));
@@ -113,11 +113,11 @@ impl<'a> BusyMeter<'a> {
         let mut later = BusyState::load(self.current_state_words());
         for number in (recorded.saturating_sub(MAX_PAST_BUSY_STATES as u64)..recorded).rev() {
             let past = BusyState::load(self.past_state(number));
-            if past.changed_at + MIN_PAST_STATE_INTERVAL_NS <= time {
+            if past.changed_at_ns + MIN_PAST_STATE_INTERVAL_NS <= time {
                 return (time, later.busy_until(time));
             }
-            if past.changed_at <= time {
-                return (past.changed_at, past.busy_until(past.changed_at));
+            if past.changed_at_ns <= time {
+                return (past.changed_at_ns, past.busy_until(past.changed_at_ns));
             }
             later = past;
         }

@@ -7,7 +7,7 @@ use rustix::thread::futex;
 
 use crate::clock::{self, WaitMethod};
 
-const UNKNOWN_END: u64 = u64::MAX;
+const UNKNOWN_END_TIME: u64 = u64::MAX;
 
 /// The end of one piece of device work, on the device clock.
 ///
@@ -16,7 +16,7 @@ const UNKNOWN_END: u64 = u64::MAX;
 #[derive(Debug)]
 pub struct Completion {
     end: AtomicU64,
-    end_known: AtomicU32,
+    is_end_known: AtomicU32,
 }
 
 impl Completion {
@@ -24,27 +24,27 @@ impl Completion {
     #[must_use]
     pub fn with_unknown_end() -> Arc<Self> {
         Arc::new(Self {
-            end: AtomicU64::new(UNKNOWN_END),
-            end_known: AtomicU32::new(0),
+            end: AtomicU64::new(UNKNOWN_END_TIME),
+            is_end_known: AtomicU32::new(0),
         })
     }
 
     /// Creates the completion of work that ends at the time `end`.
     #[must_use]
-    pub fn with_end(end: u64) -> Arc<Self> {
+    pub fn with_known_end(end: u64) -> Arc<Self> {
         Arc::new(Self {
             end: AtomicU64::new(end),
-            end_known: AtomicU32::new(1),
+            is_end_known: AtomicU32::new(1),
         })
     }
 
     /// Stores the end and wakes all threads that wait for it.
     pub fn set_end(&self, end: u64) {
         self.end.store(end, Release);
-        self.end_known.store(1, Release);
+        self.is_end_known.store(1, Release);
         // A wake-up fails only if the address is not mapped.
         let _ = futex::wake(
-            &self.end_known,
+            &self.is_end_known,
             futex::Flags::PRIVATE,
             i32::MAX.cast_unsigned(),
         );
@@ -53,7 +53,7 @@ impl Completion {
     /// The end of the work; `None` while it is not known.
     #[must_use]
     pub fn known_end(&self) -> Option<u64> {
-        Some(self.end.load(Acquire)).filter(|end| *end != UNKNOWN_END)
+        Some(self.end.load(Acquire)).filter(|end| *end != UNKNOWN_END_TIME)
     }
 
     /// Whether the device clock has reached the end of the work.
@@ -72,7 +72,7 @@ impl Completion {
                 WaitMethod::Block => {
                     // The wait ended by a wake-up, by a signal, or because the end was already known, so the loop
                     // checks again.
-                    let _ = futex::wait(&self.end_known, futex::Flags::PRIVATE, 0, None);
+                    let _ = futex::wait(&self.is_end_known, futex::Flags::PRIVATE, 0, None);
                 }
                 _ => how.poll_once(),
             }

@@ -62,16 +62,19 @@ pub fn uuid_text(index: usize) -> String {
 #[derive(Debug, Clone, Copy)]
 pub struct Bandwidth {
     /// Speed of copies between host and device, in bytes per second.
-    pub copy: u64,
+    pub host_copy_bytes_per_second: u64,
     /// Speed of copies and fills within device memory, in bytes per second.
-    pub memory: u64,
+    pub device_copy_bytes_per_second: u64,
 }
 
 impl Bandwidth {
     fn from_environment() -> Self {
         Self {
-            copy: config::number_from_variable(config::COPY_BANDWIDTH_VARIABLE, 16_000_000_000),
-            memory: config::number_from_variable(
+            host_copy_bytes_per_second: config::number_from_variable(
+                config::COPY_BANDWIDTH_VARIABLE,
+                16_000_000_000,
+            ),
+            device_copy_bytes_per_second: config::number_from_variable(
                 config::MEMORY_BANDWIDTH_VARIABLE,
                 1_000_000_000_000,
             ),
@@ -155,13 +158,13 @@ impl Device {
     /// Duration of a copy of `bytes` between host and device, in nanoseconds.
     #[must_use]
     pub fn copy_time_ns(&self, bytes: u64) -> u64 {
-        transfer_time_ns(bytes, self.bandwidth.copy)
+        transfer_time_ns(bytes, self.bandwidth.host_copy_bytes_per_second)
     }
 
     /// Duration of reading or writing `bytes` of device memory, in nanoseconds.
     #[must_use]
     pub fn device_memory_time_ns(&self, bytes: u64) -> u64 {
-        transfer_time_ns(bytes, self.bandwidth.memory)
+        transfer_time_ns(bytes, self.bandwidth.device_copy_bytes_per_second)
     }
 }
 

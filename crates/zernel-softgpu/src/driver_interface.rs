@@ -24,11 +24,11 @@ pub struct DriverInterface {
 pub struct ExternalKernel {
     /// Runs the kernel on a thread of the stream after all earlier work. It gets the argument of the launch and the
     /// start time, may block, and returns the end time.
-    pub run: extern "C" fn(argument: u64, start: u64) -> u64,
+    pub run_kernel: extern "C" fn(argument: u64, start: u64) -> u64,
     /// Adds a reference to the argument, for each launch or graph node that holds it.
-    pub retain: extern "C" fn(argument: u64),
+    pub add_argument_reference: extern "C" fn(argument: u64),
     /// Drops a reference to the argument of a launch or graph node.
-    pub release: extern "C" fn(argument: u64),
+    pub drop_argument_reference: extern "C" fn(argument: u64),
 }
 
 /// A launch of an external kernel. It holds a reference to its argument.
@@ -42,14 +42,14 @@ impl ExternalLaunch {
     /// Creates a launch of `kernel` with `argument`, and adds a reference to the argument.
     #[must_use]
     pub fn new(kernel: ExternalKernel, argument: u64) -> Self {
-        (kernel.retain)(argument);
+        (kernel.add_argument_reference)(argument);
         Self { kernel, argument }
     }
 
     /// Runs the kernel and returns its end time.
     #[must_use]
     pub fn run(&self, start: u64) -> u64 {
-        (self.kernel.run)(self.argument, start)
+        (self.kernel.run_kernel)(self.argument, start)
     }
 }
 
@@ -61,6 +61,6 @@ impl Clone for ExternalLaunch {
 
 impl Drop for ExternalLaunch {
     fn drop(&mut self) {
-        (self.kernel.release)(self.argument);
+        (self.kernel.drop_argument_reference)(self.argument);
     }
 }

@@ -55,7 +55,7 @@ pub struct GraphCapture {
     /// The number of the capture, which no other capture has.
     pub id: u64,
     /// The handle of the stream that began the capture, and that must end it.
-    pub origin: u64,
+    pub origin_stream: u64,
     graph: Mutex<Graph>,
 }
 
@@ -69,12 +69,12 @@ pub struct CapturePoint {
 }
 
 impl CapturePoint {
-    /// Begins a capture, which the stream with the handle `origin` will end.
+    /// Begins a capture, which the stream with the handle `origin_stream` will end.
     #[must_use]
-    pub fn begin(id: u64, origin: u64) -> Self {
+    pub fn begin(id: u64, origin_stream: u64) -> Self {
         let capture = GraphCapture {
             id,
-            origin,
+            origin_stream,
             graph: Mutex::default(),
         };
         Self {

@@ -25,17 +25,17 @@ const DEFAULT_DEVICE_MEMORY: u64 = 16 << 30;
 
 const NODE_FILE_MAGIC: u64 = u64::from_le_bytes(*b"zsgnode1");
 const FILE_HEADER_WORDS: usize = 8;
-const MAGIC_WORD: usize = 0;
-const DEVICES_WORD: usize = 1;
-const MEMORY_WORD: usize = 2;
+const MAGIC_WORD_INDEX: usize = 0;
+const DEVICE_COUNT_WORD_INDEX: usize = 1;
+const DEVICE_MEMORY_WORD_INDEX: usize = 2;
 /// Index of the header word that counts the slots that were ever in use.
-const USED_SLOTS_WORD: usize = 3;
+const USED_SLOTS_WORD_INDEX: usize = 3;
 
 /// Number of words at the start of a slot: pid and start time of the process. The words of each device follow.
 const SLOT_HEADER_WORDS: usize = 2;
-const DEVICE_WORDS: usize = 2 + BUSY_METER_WORDS;
-const SLOT_WORDS: usize = SLOT_HEADER_WORDS + MAX_DEVICES * DEVICE_WORDS;
-const NODE_FILE_BYTES: usize = (FILE_HEADER_WORDS + MAX_PROCESSES * SLOT_WORDS) * 8;
+const WORDS_PER_DEVICE: usize = 2 + BUSY_METER_WORDS;
+const WORDS_PER_SLOT: usize = SLOT_HEADER_WORDS + MAX_DEVICES * WORDS_PER_DEVICE;
+const NODE_FILE_BYTES: usize = (FILE_HEADER_WORDS + MAX_PROCESSES * WORDS_PER_SLOT) * 8;
 
 /// The shared state of a simulated node.
 #[derive(Debug)]
@@ -82,16 +82,19 @@ fn default_directory() -> PathBuf {
 #[derive(Debug, Clone, Copy)]
 pub struct NodeHardware {
     /// Number of devices of the node.
-    pub devices: usize,
+    pub device_count: usize,
     /// Memory of each device in bytes.
-    pub memory: u64,
+    pub bytes_per_device: u64,
 }
 
 impl NodeHardware {
     fn from_environment() -> Self {
         Self {
-            devices: config::number_from_variable(config::DEVICES_VARIABLE, 1),
-            memory: config::number_from_variable(config::MEMORY_VARIABLE, DEFAULT_DEVICE_MEMORY),
+            device_count: config::number_from_variable(config::DEVICES_VARIABLE, 1),
+            bytes_per_device: config::number_from_variable(
+                config::MEMORY_VARIABLE,
+                DEFAULT_DEVICE_MEMORY,
+            ),
         }
     }
 }
@@ -101,14 +104,14 @@ impl Node {
     pub fn open() -> io::Result<Arc<Self>> {
         let hardware = NodeHardware::from_environment();
         match config::path_from_variable(config::DIRECTORY_VARIABLE) {
-            Some(directory) => Self::open_in(&directory, hardware),
+            Some(directory) => Self::open_in_directory(&directory, hardware),
             None => Self::enter_directory(&default_directory(), AfterLastProcess::Remove, hardware),
         }
     }
 
     /// Opens the node in `directory`. If no process uses it, the node gets the devices of `hardware`;
     /// otherwise it keeps its devices.
-    pub fn open_in(directory: &Path, hardware: NodeHardware) -> io::Result<Arc<Self>> {
+    pub fn open_in_directory(directory: &Path, hardware: NodeHardware) -> io::Result<Arc<Self>> {
         Self::enter_directory(directory, AfterLastProcess::Keep, hardware)
     }
 
@@ -122,7 +125,7 @@ impl Node {
         file.set_len(NODE_FILE_BYTES as u64)?;
         let memory = SharedMemory::map(&file, NODE_FILE_BYTES)?;
         let words = memory.words();
-        if words[MAGIC_WORD].load(Acquire) != NODE_FILE_MAGIC
+        if words[MAGIC_WORD_INDEX].load(Acquire) != NODE_FILE_MAGIC
             || !used_process_slots(words).any(|slot| slot.is_alive())
         {
             initialize_words(words, hardware);
@@ -149,13 +152,13 @@ impl Node {
     /// Number of devices of the node.
     #[must_use]
     pub fn device_count(&self) -> usize {
-        self.state_words()[DEVICES_WORD].load(Relaxed) as usize
+        self.state_words()[DEVICE_COUNT_WORD_INDEX].load(Relaxed) as usize
     }
 
     /// Memory of each device in bytes.
     #[must_use]
     pub fn memory_per_device(&self) -> u64 {
-        self.state_words()[MEMORY_WORD].load(Relaxed)
+        self.state_words()[DEVICE_MEMORY_WORD_INDEX].load(Relaxed)
     }
 
     /// Bytes of the device's memory that are in use, by all processes.
@@ -205,12 +208,12 @@ impl Node {
     }
 
     fn claim_process_slot(&self) -> io::Result<usize> {
-        let slots = self.state_words()[USED_SLOTS_WORD].load(Relaxed) as usize;
+        let slots = self.state_words()[USED_SLOTS_WORD_INDEX].load(Relaxed) as usize;
         if slots == MAX_PROCESSES {
             let problem = format!("{MAX_PROCESSES} processes already use the simulated node");
             return Err(io::Error::other(problem));
         }
-        self.state_words()[USED_SLOTS_WORD].store(slots as u64 + 1, Relaxed);
+        self.state_words()[USED_SLOTS_WORD_INDEX].store(slots as u64 + 1, Relaxed);
         Ok(slots)
     }
 
@@ -245,22 +248,22 @@ fn lock_file(file: &File) -> io::Result<()> {
 
 fn initialize_words(words: &[AtomicU64], hardware: NodeHardware) {
     used_process_slots(words).for_each(|slot| slot.clear_slot());
-    words[USED_SLOTS_WORD].store(0, Release);
-    let devices = hardware.devices.clamp(1, MAX_DEVICES);
-    words[DEVICES_WORD].store(devices as u64, Relaxed);
-    words[MEMORY_WORD].store(hardware.memory, Relaxed);
-    words[MAGIC_WORD].store(NODE_FILE_MAGIC, Release);
+    words[USED_SLOTS_WORD_INDEX].store(0, Release);
+    let devices = hardware.device_count.clamp(1, MAX_DEVICES);
+    words[DEVICE_COUNT_WORD_INDEX].store(devices as u64, Relaxed);
+    words[DEVICE_MEMORY_WORD_INDEX].store(hardware.bytes_per_device, Relaxed);
+    words[MAGIC_WORD_INDEX].store(NODE_FILE_MAGIC, Release);
 }
 
 fn used_process_slots(words: &[AtomicU64]) -> impl Iterator<Item = ProcessSlot<'_>> {
-    let used = words[USED_SLOTS_WORD].load(Acquire) as usize;
-    let all = words[FILE_HEADER_WORDS..].chunks_exact(SLOT_WORDS);
+    let used = words[USED_SLOTS_WORD_INDEX].load(Acquire) as usize;
+    let all = words[FILE_HEADER_WORDS..].chunks_exact(WORDS_PER_SLOT);
     all.take(used).map(ProcessSlot)
 }
 
 fn process_slot_at(words: &[AtomicU64], index: usize) -> ProcessSlot<'_> {
-    let start = FILE_HEADER_WORDS + index * SLOT_WORDS;
-    ProcessSlot(&words[start..start + SLOT_WORDS])
+    let start = FILE_HEADER_WORDS + index * WORDS_PER_SLOT;
+    ProcessSlot(&words[start..start + WORDS_PER_SLOT])
 }
 
 /// The slot of one process in the file of the node.
@@ -284,8 +287,8 @@ impl<'a> DeviceWords<'a> {
 
 impl<'a> ProcessSlot<'a> {
     fn device_words(&self, device: usize) -> DeviceWords<'a> {
-        let start = SLOT_HEADER_WORDS + device * DEVICE_WORDS;
-        DeviceWords(&self.0[start..start + DEVICE_WORDS])
+        let start = SLOT_HEADER_WORDS + device * WORDS_PER_DEVICE;
+        DeviceWords(&self.0[start..start + WORDS_PER_DEVICE])
     }
 
     fn identity(&self) -> ProcessIdentity {
@@ -395,14 +398,14 @@ mod tests {
     use crate::test_directory::TestDirectory;
 
     const TEST_HARDWARE: NodeHardware = NodeHardware {
-        devices: 2,
-        memory: 1000,
+        device_count: 2,
+        bytes_per_device: 1000,
     };
 
     #[test]
     fn node_memory_is_shared_and_freed_at_process_exit() {
         let directory = TestDirectory::new("node-memory");
-        let node = Node::open_in(directory.path(), TEST_HARDWARE).unwrap();
+        let node = Node::open_in_directory(directory.path(), TEST_HARDWARE).unwrap();
         let parent = ProcessIdentity::of_pid(std::os::unix::process::parent_id()).unwrap();
         let (first, second) = (
             node.register_process_as(parent).unwrap(),
@@ -429,7 +432,7 @@ mod tests {
         let victim = directory.path().join("victim");
         std::fs::write(&victim, "precious").unwrap();
         std::os::unix::fs::symlink(&victim, directory.path().join(STATE_FILE_NAME)).unwrap();
-        assert!(Node::open_in(directory.path(), TEST_HARDWARE).is_err());
+        assert!(Node::open_in_directory(directory.path(), TEST_HARDWARE).is_err());
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
     }
 
@@ -437,20 +440,20 @@ mod tests {
     fn node_in_use_keeps_device_count_and_memory() {
         let directory = TestDirectory::new("node-hardware");
         let other = NodeHardware {
-            devices: 7,
-            memory: 5,
+            device_count: 7,
+            bytes_per_device: 5,
         };
-        let node = Node::open_in(directory.path(), TEST_HARDWARE).unwrap();
+        let node = Node::open_in_directory(directory.path(), TEST_HARDWARE).unwrap();
         let member = node.register_process().unwrap();
         assert_eq!(
-            Node::open_in(directory.path(), other)
+            Node::open_in_directory(directory.path(), other)
                 .unwrap()
                 .device_count(),
             2
         );
         process_slot_at(node.state_words(), member.slot).clear_slot();
         assert_eq!(
-            Node::open_in(directory.path(), other)
+            Node::open_in_directory(directory.path(), other)
                 .unwrap()
                 .device_count(),
             7

@@ -59,7 +59,7 @@ pub struct Stream {
 struct StreamState {
     last_end: u64,
     queue: VecDeque<QueuedWork>,
-    has_thread: bool,
+    has_queue_thread: bool,
     is_closed: bool,
 }
 
@@ -67,7 +67,7 @@ struct StreamState {
 struct QueuedWork {
     work: StreamWork,
     symbol: &'static LoggedSymbol,
-    submitted: u64,
+    submitted_at_ns: u64,
 }
 
 impl Stream {
@@ -133,7 +133,7 @@ impl Stream {
         state.queue.push_back(QueuedWork {
             work,
             symbol,
-            submitted: now,
+            submitted_at_ns: now,
         });
         self.ensure_thread(&mut state);
         self.work_arrived.notify_one();
@@ -178,20 +178,20 @@ impl Stream {
     }
 
     fn ensure_thread(self: &Arc<Self>, state: &mut StreamState) {
-        if state.has_thread {
+        if state.has_queue_thread {
             return;
         }
         let stream = Arc::clone(self);
-        process::spawn_thread_without_signals("softgpu-stream", move || stream.run_queue());
-        state.has_thread = true;
+        process::spawn_thread_without_signals("softgpu-stream", move || stream.run_queued_work());
+        state.has_queue_thread = true;
     }
 
     /// The body of the stream's thread: runs queued work until the stream is closed.
-    fn run_queue(self: Arc<Self>) {
+    fn run_queued_work(self: Arc<Self>) {
         while let Some(queued) = self.next_queued() {
             let tail = self.lock_state().last_end;
             let start = queued
-                .submitted
+                .submitted_at_ns
                 .max(tail)
                 .max(self.earliest_start_by_legacy_rules());
             let end = self.execute_work(&queued.work, queued.symbol, start);
@@ -232,7 +232,7 @@ impl Stream {
 
     /// Closes the stream. Queued work is still done.
     pub fn close(&self) {
-        self.with_capture(|capture| *capture = None);
+        self.change_capture_point(|capture| *capture = None);
         self.lock_state().is_closed = true;
         self.work_arrived.notify_one();
     }
@@ -261,7 +261,7 @@ impl Stream {
     ) -> Arc<Completion> {
         let state = self.lock_state();
         if !self.is_deferred() {
-            return Completion::with_end(self.last_end(&state));
+            return Completion::with_known_end(self.last_end(&state));
         }
         drop(state);
         let completion = Completion::with_unknown_end();
@@ -276,7 +276,10 @@ impl Stream {
     }
 
     /// Calls `change` with the stream's position in a graph capture.
-    pub fn with_capture<T>(&self, change: impl FnOnce(&mut Option<CapturePoint>) -> T) -> T {
+    pub fn change_capture_point<T>(
+        &self,
+        change: impl FnOnce(&mut Option<CapturePoint>) -> T,
+    ) -> T {
         let mut capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut capture);
         self.capturing.store(capture.is_some(), Relaxed);
@@ -305,10 +308,10 @@ mod tests {
         fn new(name: &str) -> Self {
             let directory = TestDirectory::new(name);
             let hardware = NodeHardware {
-                devices: 1,
-                memory: 1,
+                device_count: 1,
+                bytes_per_device: 1,
             };
-            let node = Node::open_in(directory.path(), hardware).unwrap();
+            let node = Node::open_in_directory(directory.path(), hardware).unwrap();
             Self {
                 _directory: directory,
                 device: Arc::new(Device::new(0, Arc::new(node.register_process().unwrap()))),

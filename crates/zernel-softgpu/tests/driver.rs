@@ -542,7 +542,7 @@ fn get_proc_address_finds_exported_functions() {
             );
             (code, address, status)
         };
-        const PER_THREAD: u64 = 2;
+        const PER_THREAD_DEFAULT_STREAM: u64 = 2;
         assert_eq!(
             find(c"cuMemAlloc", 12090, 0),
             (0, cuda.cuMemAlloc_v2 as usize, 0)
@@ -552,10 +552,13 @@ fn get_proc_address_finds_exported_functions() {
             cuda.cuStreamSynchronize as usize
         );
         assert_eq!(
-            find(c"cuStreamSynchronize", 12090, PER_THREAD).1,
+            find(c"cuStreamSynchronize", 12090, PER_THREAD_DEFAULT_STREAM).1,
             cuda.cuStreamSynchronize_ptsz as usize
         );
-        assert_eq!(find(c"cuInit", 12090, PER_THREAD).1, cuda.cuInit as usize);
+        assert_eq!(
+            find(c"cuInit", 12090, PER_THREAD_DEFAULT_STREAM).1,
+            cuda.cuInit as usize
+        );
         assert_eq!(find(c"cuNoSuchThing", 12090, 0), (500, 0, 1));
         assert_eq!(find(c"cuGetProcAddress", 11000, 0), (500, 0, 2));
         assert_eq!(

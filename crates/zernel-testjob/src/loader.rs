@@ -18,7 +18,7 @@ pub(crate) struct RankLoaders {
 }
 
 struct LoaderProcess {
-    orders: PipeWriter,
+    batch_orders: PipeWriter,
     results: PipeReader,
 }
 
@@ -29,14 +29,14 @@ impl RankLoaders {
         let batches = SharedMemory::new(slots * plan.batch_bytes)?;
         let mut each = Vec::new();
         for number in 0..plan.loaders {
-            let (orders, order) = io::pipe()?;
+            let (batch_orders, order) = io::pipe()?;
             let (results, result) = io::pipe()?;
             let seed = seed * 100 + number as u64;
             sys::fork_child(|| {
-                run_loader_process(directory, plan, seed, &batches, orders, result)
+                run_loader_process(directory, plan, seed, &batches, batch_orders, result)
             })?;
             each.push(LoaderProcess {
-                orders: order,
+                batch_orders: order,
                 results,
             });
         }
@@ -54,7 +54,7 @@ impl RankLoaders {
 
     fn request_batch(&mut self, loader: usize, slot: usize) -> io::Result<()> {
         self.loader_processes[loader]
-            .orders
+            .batch_orders
             .write_all(&[slot as u8])
     }
 
@@ -86,15 +86,15 @@ fn run_loader_process(
     plan: &JobPlan,
     seed: u64,
     batches: &SharedMemory,
-    mut orders: PipeReader,
+    mut batch_orders: PipeReader,
     mut results: PipeWriter,
 ) -> io::Result<()> {
     sys::change_priority(ThreadPriority::Loader);
     let mut source = LoaderDataSource::open(directory, plan.load_method)?;
     let mut random = DurationJitter::new(seed, plan.jitter);
     let mut slot = [0];
-    while orders.read_exact(&mut slot).is_ok() {
-        source.load_batch(random.duration_around(plan.load_us))?;
+    while batch_orders.read_exact(&mut slot).is_ok() {
+        source.spend_batch_load_time(random.duration_around(plan.load_us))?;
         let start = usize::from(slot[0]) * plan.batch_bytes;
         batches.fill_range(start, plan.batch_bytes, slot[0]);
         results.write_all(&slot)?;
@@ -119,7 +119,7 @@ impl LoaderDataSource {
         })
     }
 
-    fn load_batch(&mut self, how_long: Duration) -> io::Result<()> {
+    fn spend_batch_load_time(&mut self, how_long: Duration) -> io::Result<()> {
         match self {
             Self::NoData => sys::burn_cpu(how_long),
             Self::Sleep => std::thread::sleep(how_long),

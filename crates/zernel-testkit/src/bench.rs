@@ -68,7 +68,7 @@ pub struct AlternatingTurns<A> {
 impl<A: Copy + PartialEq + Display> AlternatingTurns<A> {
     /// Measures all arms in every round, in one round forwards and in the next one backwards, so that steady
     /// drift favours none.
-    pub fn take_turns(arms: &[A], rounds: usize, mut measure: impl FnMut(A) -> f64) -> Self {
+    pub fn measure_in_turns(arms: &[A], rounds: usize, mut measure: impl FnMut(A) -> f64) -> Self {
         let mut times = vec![Vec::new(); arms.len()];
         for round in 0..rounds {
             for turn in 0..arms.len() {
@@ -97,7 +97,9 @@ impl<A: Copy + PartialEq + Display> AlternatingTurns<A> {
 
     fn difference_of_arms(&self, arm: A, to: A) -> TimeDifference {
         let pairs = self.times_of_arm(arm).iter().zip(self.times_of_arm(to));
-        TimeDifference::of_pairs(&pairs.map(|(this, that)| this - that).collect::<Vec<_>>())
+        TimeDifference::of_paired_differences(
+            &pairs.map(|(this, that)| this - that).collect::<Vec<_>>(),
+        )
     }
 
     fn times_of_arm(&self, arm: A) -> &[f64] {
@@ -119,7 +121,7 @@ struct TimeDifference {
 }
 
 impl TimeDifference {
-    fn of_pairs(differences: &[f64]) -> Self {
+    fn of_paired_differences(differences: &[f64]) -> Self {
         let mut random = fastrand::Rng::with_seed(0);
         let mut draw = || {
             let drawn = differences
@@ -179,7 +181,7 @@ mod tests {
     #[test]
     fn arms_are_measured_in_alternating_order() {
         let mut order = String::new();
-        AlternatingTurns::take_turns(&['a', 'b', 'c'], 3, |arm| {
+        AlternatingTurns::measure_in_turns(&['a', 'b', 'c'], 3, |arm| {
             order.push(arm);
             0.0
         });
@@ -189,7 +191,7 @@ mod tests {
     #[test]
     fn difference_of_arms_is_found_under_drift() {
         let mut clock = 0.0;
-        let turns = AlternatingTurns::take_turns(&["bare", "probed"], 40, |arm| {
+        let turns = AlternatingTurns::measure_in_turns(&["bare", "probed"], 40, |arm| {
             clock += 10.0;
             clock + if arm == "probed" { 5.0 } else { 0.0 }
         });
@@ -201,7 +203,7 @@ mod tests {
 
     #[test]
     fn interval_of_equal_differences_is_a_point() {
-        let difference = TimeDifference::of_pairs(&[7.0; 30]);
+        let difference = TimeDifference::of_paired_differences(&[7.0; 30]);
         assert_eq!(
             (difference.interval_low, difference.interval_high),
             (7.0, 7.0)

@@ -16,7 +16,7 @@ pub struct DocumentedCommand {
     /// The program and its arguments, without `sudo` and without assignments of variables before the program.
     pub words: Vec<String>,
     /// Whether the command stands inside a sentence. Such a command may lack required arguments.
-    pub in_sentence: bool,
+    pub is_inside_sentence: bool,
 }
 
 impl DocumentedCommand {
@@ -111,11 +111,11 @@ impl PagePart {
             PagePartKind::Ignored => Vec::new(),
         };
         let place = format!("{name}:{}", self.line);
-        let in_sentence = self.kind == PagePartKind::Paragraph;
+        let is_inside_sentence = self.kind == PagePartKind::Paragraph;
         commands.extend(found.into_iter().map(|words| DocumentedCommand {
             place: place.clone(),
             words,
-            in_sentence,
+            is_inside_sentence,
         }));
     }
 }
@@ -259,7 +259,7 @@ mod tests {
             words_of_commands(&commands),
             ["zernel lab run x", "make test"]
         );
-        assert!(commands.iter().all(|command| command.in_sentence));
+        assert!(commands.iter().all(|command| command.is_inside_sentence));
     }
 
     #[test]

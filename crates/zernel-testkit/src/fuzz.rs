@@ -53,7 +53,7 @@ pub struct FuzzStatistics {
     /// The most CPU time that the parser used for one input.
     pub most_cpu_time: Duration,
     /// The most memory that the parser allocated for one input.
-    pub most_memory: usize,
+    pub max_input_memory_bytes: usize,
 }
 
 /// What a parser did wrong with an input.
@@ -118,7 +118,7 @@ impl<'a> FuzzTarget<'a> {
         let mut outcome = FuzzStatistics {
             inputs: 0,
             most_cpu_time: Duration::ZERO,
-            most_memory: 0,
+            max_input_memory_bytes: 0,
         };
         for (number, input) in self.corpus.iter().enumerate() {
             if let Err(fault) = run_one_input(input, &mut check, &mut outcome) {
@@ -142,7 +142,7 @@ impl<'a> FuzzTarget<'a> {
                 break;
             }
             let seed = first.wrapping_add(round);
-            watchdog.begin_input(seed);
+            watchdog.set_current_seed(seed);
             let input = self.mutated_input(seed);
             if let Err(fault) = run_one_input(&input, &mut check, &mut outcome) {
                 self.fail_with_input(&input, &fault, &format!("{SEED_VARIABLE}={seed}"));
@@ -238,7 +238,7 @@ impl InputWatchdog {
         Self { seed, _end: end }
     }
 
-    fn begin_input(&self, seed: u64) {
+    fn set_current_seed(&self, seed: u64) {
         self.seed.store(seed, Ordering::Relaxed);
     }
 }
@@ -253,7 +253,7 @@ fn run_one_input(
     let cpu_time = thread_cpu_time() - before;
     outcome.inputs += 1;
     outcome.most_cpu_time = outcome.most_cpu_time.max(cpu_time);
-    outcome.most_memory = outcome.most_memory.max(memory);
+    outcome.max_input_memory_bytes = outcome.max_input_memory_bytes.max(memory);
     match result {
         Err(_) => Err(FuzzFault::Panicked),
         Ok(()) if cpu_time > MAX_CPU_TIME => Err(FuzzFault::CpuTime(cpu_time)),
@@ -366,7 +366,7 @@ mod tests {
         let watchdog = InputWatchdog::start(Duration::from_millis(1), move |seed| {
             sender.send(seed).expect("the test waits");
         });
-        watchdog.begin_input(7);
+        watchdog.set_current_seed(7);
         assert!([0, 7].contains(&found.recv().expect("it is found")));
         drop(watchdog);
     }

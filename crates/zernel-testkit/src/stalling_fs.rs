@@ -46,12 +46,12 @@ impl StallingFs {
 
     /// Makes the file system answer no request from now on.
     pub fn stop_answering(&self) {
-        self.gate.set_closed(true);
+        self.gate.set_gate_closed(true);
     }
 
     /// Makes the file system answer requests again, those that wait included.
     pub fn answer_again(&self) {
-        self.gate.set_closed(false);
+        self.gate.set_gate_closed(false);
     }
 }
 
@@ -66,16 +66,16 @@ impl Drop for StallingFs {
 #[derive(Default)]
 struct AnswerGate {
     is_closed: Mutex<bool>,
-    gate_opened: Condvar,
+    gate_opened_condvar: Condvar,
 }
 
 impl AnswerGate {
-    fn set_closed(&self, is_closed: bool) {
+    fn set_gate_closed(&self, is_closed: bool) {
         *self
             .is_closed
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = is_closed;
-        self.gate_opened.notify_all();
+        self.gate_opened_condvar.notify_all();
     }
 
     fn wait_until_open(&self) {
@@ -84,7 +84,7 @@ impl AnswerGate {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let _open = self
-            .gate_opened
+            .gate_opened_condvar
             .wait_while(is_closed, |is_closed| *is_closed);
     }
 }

@@ -57,12 +57,12 @@ pub struct TruthReport {
 /// Sums over the processes of a trace.
 #[derive(Default)]
 struct ScoreSums {
-    phases: ConfusionMatrix<PhaseCategory>,
-    sampled_phases: ConfusionMatrix<PhaseCategory>,
-    activities: ConfusionMatrix<StepActivity>,
-    classes: ConfusionMatrix<ThreadClass>,
-    boundaries: ChangeDistances,
-    delays: ChangeDistances,
+    phase_confusion: ConfusionMatrix<PhaseCategory>,
+    sampled_phase_confusion: ConfusionMatrix<PhaseCategory>,
+    activity_confusion: ConfusionMatrix<StepActivity>,
+    thread_class_confusion: ConfusionMatrix<ThreadClass>,
+    boundary_distances: ChangeDistances,
+    report_delays: ChangeDistances,
     training_ns: u128,
     observed_ns: u128,
     median_steps_ns: Vec<u64>,
@@ -97,12 +97,12 @@ pub fn score_trace(trace: &RecordedTrace, stamps: &[StampLog], source: PhaseSour
         lost_events: trace.header.lost_events,
         observed_share: sums.observed_ns as f64 / sums.training_ns.max(1) as f64,
         median_step_us: median_ns.map(|ns| *ns as f64 / 1e3),
-        phases: sums.phases.compute_score(&absent),
-        sampled_phases: sums.sampled_phases.compute_score(&absent),
-        activities: sums.activities.compute_score(&[]),
-        classes: sums.classes.compute_score(&[]),
-        boundaries: sums.boundaries.summarize(),
-        delays: sums.delays.summarize(),
+        phases: sums.phase_confusion.compute_score(&absent),
+        sampled_phases: sums.sampled_phase_confusion.compute_score(&absent),
+        activities: sums.activity_confusion.compute_score(&[]),
+        classes: sums.thread_class_confusion.compute_score(&[]),
+        boundaries: sums.boundary_distances.summarize(),
+        delays: sums.report_delays.summarize(),
         kernel_delay: trace.header.delay,
         gpu_busy: first_training_log.and_then(|log| GpuBusyScore::from_trace(trace, log)),
         reported: reported_verdict(trace, stamps, source),
@@ -170,14 +170,15 @@ impl ScoreSums {
             || Timeline::constant(StepActivity::Unknown, start_ns, end_ns),
             |activities| activities.fill_gaps(StepActivity::Unknown, start_ns, end_ns),
         );
-        self.phases.add_timelines(&truth, &phases);
-        self.sampled_phases.add_timelines(&truth, &sampled);
+        self.phase_confusion.add_timelines(&truth, &phases);
+        self.sampled_phase_confusion.add_timelines(&truth, &sampled);
         let true_activities = labels.map(StampLabel::step_activity);
-        self.activities.add_timelines(&true_activities, &activities);
+        self.activity_confusion
+            .add_timelines(&true_activities, &activities);
         let truth_without_short_spans = truth.without_short_spans(MIN_SPAN_WITH_BOUNDARIES_NS);
-        self.boundaries
+        self.boundary_distances
             .add_boundary_distances(&truth_without_short_spans, &phases);
-        self.delays
+        self.report_delays
             .add_report_delays(&truth_without_short_spans, &live);
         self.training_ns += u128::from(end_ns - start_ns);
         self.observed_ns += u128::from(observed_ns(trace, log.pid, start_ns, end_ns));
@@ -205,7 +206,7 @@ impl ScoreSums {
                     classes.fill_gaps(ThreadClass::Other, start_ns, end_ns)
                 },
             );
-            self.classes.add_timelines(&truth, &classes);
+            self.thread_class_confusion.add_timelines(&truth, &classes);
         }
     }
 }

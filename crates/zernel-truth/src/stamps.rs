@@ -132,12 +132,12 @@ impl StampLog {
                 }
             }
         }
-        let mut log = Self::from_threads(header, threads, end_ns);
+        let mut log = Self::from_thread_stamps(header, threads, end_ns);
         log.gpu_busy_by_second = gpu_busy_by_second;
         Ok(log)
     }
 
-    fn from_threads(
+    fn from_thread_stamps(
         header: StampLogHeader,
         threads: BTreeMap<u32, ThreadStamps>,
         end_ns: u64,

@@ -45,7 +45,7 @@ fn warm_up_seconds_by_pid(trace: &RecordedTrace) -> BTreeMap<u64, f64> {
         .filter_map(|(handle, training_loop)| {
             let summary = StepSummary::from_whole_run(&training_loop.steps, StepMark::Optimizer)?;
             let has_optimizer_steps =
-                training_loop.detector.boundary() == Some(StepMark::Optimizer);
+                training_loop.detector.boundary_mark() == Some(StepMark::Optimizer);
             let pid = u64::from(*pids.get(handle)?);
             has_optimizer_steps.then_some((pid, summary.warm_up_ns as f64 / 1e9))
         });

@@ -180,7 +180,7 @@ impl CgroupSite {
     /// Chooses the cgroup nearest to the caller whose children can have all `controllers`, or else the caller's own
     /// cgroup without controllers.
     fn find_nearest(mut controllers: ControllerNames, mode: CloneMode) -> Option<Self> {
-        let (root, own) = own_cgroup()?;
+        let (root, own) = root_and_own_cgroup_folders()?;
         // A controller that the machine lacks is reported when a setting that needs it is written.
         let available = listed_controllers(&root, CONTROLLERS_FILE);
         controllers.retain(|name| available.contains(name));
@@ -316,7 +316,7 @@ impl WorkloadCgroups {
         // The folder becomes threaded before it gets controllers: only a threaded subtree may have controllers and
         // processes in the same cgroup.
         if mode == CloneMode::Thread {
-            make_threaded(&top)?;
+            make_cgroup_threaded(&top)?;
         }
         for change in site.controllers_to_enable.iter().rev() {
             change.mark_enabled();
@@ -326,7 +326,7 @@ impl WorkloadCgroups {
         for (spec, folder) in specs.iter().zip(folders) {
             make_folder(&folder)?;
             if mode == CloneMode::Thread {
-                make_threaded(&folder)?;
+                make_cgroup_threaded(&folder)?;
             }
             self.apply_settings(spec, &folder);
             self.created.push((spec.clone(), folder));
@@ -389,7 +389,7 @@ fn files_and_task_ids(handle: &WorkloadHandle, group: &str) -> Vec<(&'static str
 }
 
 /// The folders of two cgroups: the uppermost one that this process can see, and the one that it is in.
-fn own_cgroup() -> Option<(PathBuf, PathBuf)> {
+fn root_and_own_cgroup_folders() -> Option<(PathBuf, PathBuf)> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let mut mounts = mounts
         .lines()
@@ -405,7 +405,7 @@ fn make_folder(folder: &Path) -> std::result::Result<(), String> {
     fs::create_dir(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))
 }
 
-fn make_threaded(folder: &Path) -> std::result::Result<(), String> {
+fn make_cgroup_threaded(folder: &Path) -> std::result::Result<(), String> {
     write_cgroup_file(folder, CGROUP_TYPE_FILE, "threaded")
         .map_err(|error| format!("cannot make {} threaded: {error}", folder.display()))
 }

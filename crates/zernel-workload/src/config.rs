@@ -186,7 +186,7 @@ impl WorkSpec {
             .map_err(invalid("policy"))?;
         self.memory_policy
             .as_ref()
-            .map_or(Ok(()), MemoryPolicy::check_nodes)
+            .map_or(Ok(()), MemoryPolicy::check_numa_nodes)
             .map_err(invalid("memory_policy"))?;
         if let Some(nice) = self.nice.filter(|nice| !(-20..=19).contains(nice)) {
             return Err(Error::invalid(

@@ -56,7 +56,7 @@ impl WorkerExitInfo {
     pub(crate) fn from_failed_record(record: &WorkerRecord) -> Self {
         let step = record.failed_step.load(Relaxed);
         let code = record.failed_errno.load(Relaxed);
-        let name = FailingStep::DESCRIPTIONS
+        let name = FailingStep::STEP_DESCRIPTIONS
             .get(step as usize)
             .unwrap_or(&"go on");
         let error = match step {

@@ -52,7 +52,7 @@ const NEXT_WORKER_READY_TIMEOUT_NS: u64 = 2_000_000_000;
 pub struct WorkloadHandle {
     pub(crate) plan: Arc<WorkloadPlan>,
     pub(crate) shared: Arc<SharedState>,
-    pub(crate) keeper: ProcessKeeper,
+    pub(crate) process_keeper: ProcessKeeper,
     pub(crate) threads: WorkerThreads,
 }
 
@@ -95,11 +95,11 @@ impl WorkloadHandle {
             },
         )?;
         let (plan, shared) = (Arc::new(plan), Arc::new(shared));
-        let keeper = ProcessKeeper::spawn(&plan, &shared)?;
+        let process_keeper = ProcessKeeper::spawn(&plan, &shared)?;
         let mut handle = Self {
             plan,
             shared,
-            keeper,
+            process_keeper,
             threads: WorkerThreads::default(),
         };
         let was_dumpable = dumpable_behavior() == Ok(DumpableBehavior::Dumpable);
@@ -167,7 +167,7 @@ impl WorkloadHandle {
     #[must_use]
     pub fn worker_pids(&self) -> Vec<pid_t> {
         let tid = |worker: usize| self.shared.record(worker).tid.load(Relaxed);
-        self.keeper
+        self.process_keeper
             .pids()
             .into_iter()
             .chain(self.threads.worker_range().map(tid))
@@ -177,7 +177,7 @@ impl WorkloadHandle {
     /// The pid of the process that a worker runs in.
     pub(crate) fn process_pid_of_worker(&self, worker: usize) -> pid_t {
         match self.plan.process_index_of_worker(worker) {
-            Some(process) => self.keeper.pid_of(process),
+            Some(process) => self.process_keeper.pid_of(process),
             None => rustix::process::getpid().as_raw_nonzero().get(),
         }
     }
@@ -186,7 +186,7 @@ impl WorkloadHandle {
     /// caller.
     pub fn worker_pids_for_cgroup_procs(&self) -> Result<Vec<pid_t>> {
         match self.threads.worker_range().len() {
-            0 => Ok(self.keeper.pids()),
+            0 => Ok(self.process_keeper.pids()),
             threads => Err(Error::ThreadsInCgroupProcs { threads }),
         }
     }

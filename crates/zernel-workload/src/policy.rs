@@ -151,7 +151,7 @@ spec_choice! {
 
 impl MemoryPolicy {
     /// Returns an error if the list of nodes is empty or names a node that this program cannot name.
-    pub(crate) fn check_nodes(&self) -> Result<(), String> {
+    pub(crate) fn check_numa_nodes(&self) -> Result<(), String> {
         match self {
             Self::Bind(nodes) | Self::Interleave(nodes) if nodes.is_empty() => {
                 Err("no NUMA node is named; name at least one".to_owned())
@@ -209,8 +209,12 @@ mod tests {
                 .unwrap_err()
                 .contains("deadline_us (4)")
         );
-        assert!(MemoryPolicy::Bind(BTreeSet::new()).check_nodes().is_err());
-        assert!(MemoryPolicy::Preferred(64).check_nodes().is_err());
+        assert!(
+            MemoryPolicy::Bind(BTreeSet::new())
+                .check_numa_nodes()
+                .is_err()
+        );
+        assert!(MemoryPolicy::Preferred(64).check_numa_nodes().is_err());
         assert!(
             SchedPolicy::RoundRobin { priority: 1 }
                 .check_parameters()

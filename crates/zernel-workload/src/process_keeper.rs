@@ -124,7 +124,7 @@ impl ProcessKeeper {
     }
 
     /// How a worker process ended; `None` while it has not ended.
-    pub(crate) fn end_of(&self, process: usize) -> Option<ProcessEnd> {
+    pub(crate) fn process_end(&self, process: usize) -> Option<ProcessEnd> {
         lock_table(&self.table)
             .processes
             .get(process)
@@ -206,7 +206,7 @@ impl KeeperTask {
         let mut pipes = TeamPipes::default();
         for (index, process) in self.plan.processes.iter().enumerate() {
             let pid = pipes
-                .open_for(&self.plan, &process.workers)
+                .open_for_teams_of(&self.plan, &process.workers)
                 .and_then(|()| process::fork(|| self.run_child(process, &pipes, &caught, caller)));
             match pid {
                 Ok(pid) => self.add_process(pid),
@@ -367,7 +367,7 @@ impl KeeperTask {
         let process = &self.plan.processes[index];
         let record = self.shared.record(process.workers.start);
         if process.container.is_none() && record.ended_ns.load(Acquire) == 0 {
-            procfs::read_counters(pid, pid, &record.kernel);
+            procfs::read_counters(pid, pid, &record.kernel_counters);
         }
     }
 

@@ -110,7 +110,7 @@ impl WorkerReport {
         let counters = &handle.shared.counters()[worker];
         let work_units = counters.work_units.load(Relaxed);
         let exit_info = stop_workers::exit_info(handle, worker)
-            .or_else(|| is_corrupt(record).then_some(WorkerExitInfo::Corrupt));
+            .or_else(|| is_record_corrupt(record).then_some(WorkerExitInfo::Corrupt));
         let completed = exit_info.is_none();
         let has_run = handle.shared.has_passed(worker, WorkerStage::Running)
             && record.first_run_ns.load(Relaxed) > 0;
@@ -119,8 +119,8 @@ impl WorkerReport {
             true => ended_ns.saturating_sub(record.first_run_ns.load(Relaxed)),
             false => 0,
         };
-        let cpu_ns = record.kernel.cpu_ns();
-        let (voluntary_switches, involuntary_switches) = record.kernel.context_switches();
+        let cpu_ns = record.kernel_counters.cpu_ns();
+        let (voluntary_switches, involuntary_switches) = record.kernel_counters.context_switches();
         let traced = record.traced_entries.load(Acquire);
         let phase_intervals = phase_intervals(handle, worker, traced);
         Self {
@@ -137,14 +137,14 @@ impl WorkerReport {
             wall_ns,
             cpu_ns,
             off_cpu_ns: wall_ns.saturating_sub(cpu_ns),
-            run_delay_ns: record.kernel.run_delay_ns(),
+            run_delay_ns: record.kernel_counters.run_delay_ns(),
             largest_gap: has_run.then(|| largest_gap(record, ended_ns)),
             migrations: record.migrations.load(Relaxed),
             cpus_used: cpus_used(record),
             voluntary_switches,
             involuntary_switches,
             wake_latency: record.wake_latency.snapshot(),
-            blocked: record.blocked.snapshot(),
+            blocked: record.blocked_times.snapshot(),
             setting_errors: setting_errors(record),
             lost_intervals: traced.saturating_sub(phase_intervals.len() as u64),
             phase_intervals,
@@ -152,7 +152,7 @@ impl WorkerReport {
     }
 }
 
-fn is_corrupt(record: &WorkerRecord) -> bool {
+fn is_record_corrupt(record: &WorkerRecord) -> bool {
     record.magic.load(Acquire) != RECORD_MAGIC || record.tid.load(Relaxed) <= 0
 }
 

@@ -82,7 +82,7 @@ pub(crate) mod outcome {
 #[repr(C, align(128))]
 pub(crate) struct SharedHeader {
     /// 0 until the handle starts the workers. Blocked workers wait on this word.
-    start_word: AtomicU32,
+    start_futex_word: AtomicU32,
     /// Number of workers that have passed each stage.
     passed_counts: [AtomicU32; STAGE_COUNT],
     /// When the handle started the workers, on `CLOCK_MONOTONIC`.
@@ -126,7 +126,7 @@ pub(crate) struct WorkerRecord {
     pub(crate) last_seen_ns: AtomicU64,
     /// When the work function returned, when the worker was held, or when its exit was noticed.
     pub(crate) ended_ns: AtomicU64,
-    pub(crate) kernel: KernelCounters,
+    pub(crate) kernel_counters: KernelCounters,
     pub(crate) largest_gap_ns: AtomicU64,
     pub(crate) largest_gap_at_ns: AtomicU64,
     pub(crate) largest_gap_cpu: AtomicU32,
@@ -138,7 +138,7 @@ pub(crate) struct WorkerRecord {
     pub(crate) is_blocked: AtomicU32,
     pub(crate) traced_entries: AtomicU64,
     pub(crate) wake_latency: SharedHistogram,
-    pub(crate) blocked: SharedHistogram,
+    pub(crate) blocked_times: SharedHistogram,
 }
 
 /// The kernel's counters of a thread. The worker refreshes the counters regularly; if it cannot, the handle reads them
@@ -231,9 +231,9 @@ unsafe impl SharedPlain for TraceEntry {}
 pub(crate) struct SharedState {
     mapping: SharedMapping,
     workers: usize,
-    records_offset: usize,
-    slots_offset: usize,
-    trace_offset: usize,
+    worker_records_offset: usize,
+    futex_slots_offset: usize,
+    trace_entries_offset: usize,
 }
 
 impl SharedState {
@@ -243,18 +243,18 @@ impl SharedState {
         let (_, end) = offset_and_end_of_region::<SharedHeader>(0, 1).ok_or_else(too_large)?;
         let (_, end) =
             offset_and_end_of_region::<WorkerCounters>(end, workers).ok_or_else(too_large)?;
-        let (records_offset, end) =
+        let (worker_records_offset, end) =
             offset_and_end_of_region::<WorkerRecord>(end, workers).ok_or_else(too_large)?;
-        let (slots_offset, end) =
+        let (futex_slots_offset, end) =
             offset_and_end_of_region::<FutexSlot>(end, slots).ok_or_else(too_large)?;
-        let (trace_offset, end) =
+        let (trace_entries_offset, end) =
             offset_and_end_of_region::<TraceEntry>(end, trace_capacity).ok_or_else(too_large)?;
         Ok(Self {
             mapping: SharedMapping::new(end)?,
             workers,
-            records_offset,
-            slots_offset,
-            trace_offset,
+            worker_records_offset,
+            futex_slots_offset,
+            trace_entries_offset,
         })
     }
 
@@ -267,7 +267,7 @@ impl SharedState {
     }
 
     pub(crate) fn records(&self) -> &[WorkerRecord] {
-        self.mapping.slice(self.records_offset, self.workers)
+        self.mapping.slice(self.worker_records_offset, self.workers)
     }
 
     pub(crate) fn record(&self, worker: usize) -> &WorkerRecord {
@@ -276,14 +276,14 @@ impl SharedState {
 
     pub(crate) fn slots(&self, range: &Range<usize>) -> &[FutexSlot] {
         self.mapping.slice(
-            self.slots_offset + range.start * size_of::<FutexSlot>(),
+            self.futex_slots_offset + range.start * size_of::<FutexSlot>(),
             range.len(),
         )
     }
 
     pub(crate) fn trace_entries(&self, range: &Range<usize>) -> &[TraceEntry] {
         self.mapping.slice(
-            self.trace_offset + range.start * size_of::<TraceEntry>(),
+            self.trace_entries_offset + range.start * size_of::<TraceEntry>(),
             range.len(),
         )
     }
@@ -339,7 +339,7 @@ impl SharedState {
 
     /// Whether the handle has started the workers.
     pub(crate) fn is_started(&self) -> bool {
-        self.header().start_word.load(Ordering::Acquire) != 0
+        self.header().start_futex_word.load(Ordering::Acquire) != 0
     }
 
     /// Releases the workers that are blocked until the start. The second call does nothing.
@@ -347,14 +347,14 @@ impl SharedState {
         if !self.is_started() {
             let header = self.header();
             header.started_ns.store(clock::now_ns(), Ordering::Release);
-            header.start_word.store(1, Ordering::Release);
-            wake_all_waiters(&header.start_word);
+            header.start_futex_word.store(1, Ordering::Release);
+            wake_all_waiters(&header.start_futex_word);
         }
     }
 
     /// Blocks a worker until the handle starts the workers or requests their stop.
     pub(crate) fn wait_for_start(&self, worker: usize) {
-        let started = &self.header().start_word;
+        let started = &self.header().start_futex_word;
         let command = &self.record(worker).command;
         while started.load(Ordering::Acquire) == 0
             && command.load(Ordering::Acquire) & command::STOP == 0

@@ -38,7 +38,7 @@ pub struct SpecChoice {
 /// A type that the value of a key in a workload file can have.
 pub(crate) trait SpecValue {
     /// The name of the type in the documentation.
-    fn kind() -> String;
+    fn value_type_name() -> String;
 
     /// The values that a user chooses from, for a type that is a choice.
     fn choices() -> Vec<SpecChoice> {
@@ -57,7 +57,7 @@ pub(crate) trait SpecValue {
 macro_rules! scalar_spec_values {
     ($($type:ty: $kind:literal,)*) => {
         $(impl SpecValue for $type {
-            fn kind() -> String {
+            fn value_type_name() -> String {
                 $kind.to_owned()
             }
         })*
@@ -74,7 +74,7 @@ scalar_spec_values! {
 }
 
 impl SpecValue for PathBuf {
-    fn kind() -> String {
+    fn value_type_name() -> String {
         "path".to_owned()
     }
 
@@ -85,8 +85,8 @@ impl SpecValue for PathBuf {
 }
 
 impl<T: SpecValue> SpecValue for Option<T> {
-    fn kind() -> String {
-        T::kind()
+    fn value_type_name() -> String {
+        T::value_type_name()
     }
 
     fn choices() -> Vec<SpecChoice> {
@@ -100,8 +100,8 @@ impl<T: SpecValue> SpecValue for Option<T> {
 }
 
 impl<T: SpecValue> SpecValue for Vec<T> {
-    fn kind() -> String {
-        array_kind(&T::kind())
+    fn value_type_name() -> String {
+        array_type_name(&T::value_type_name())
     }
 
     fn choices() -> Vec<SpecChoice> {
@@ -115,12 +115,12 @@ impl<T: SpecValue> SpecValue for Vec<T> {
 }
 
 impl<T: SpecValue> SpecValue for BTreeSet<T> {
-    fn kind() -> String {
-        array_kind(&T::kind())
+    fn value_type_name() -> String {
+        array_type_name(&T::value_type_name())
     }
 }
 
-fn array_kind(kind: &str) -> String {
+fn array_type_name(kind: &str) -> String {
     match kind.strip_prefix("array ") {
         Some(rest) => format!("array of arrays {rest}"),
         None => format!("array of {kind}s"),
@@ -205,7 +205,7 @@ macro_rules! spec_table {
         }
 
         impl $crate::spec_keys::SpecValue for $name {
-            fn kind() -> String {
+            fn value_type_name() -> String {
                 "table".to_owned()
             }
 
@@ -214,7 +214,7 @@ macro_rules! spec_table {
                 let defaults = Self::default();
                 vec![$(spec_keys::SpecKey {
                     name: spec_keys::first_element([$($key,)? stringify!($field)]),
-                    kind: <$type as spec_keys::SpecValue>::kind(),
+                    kind: <$type as spec_keys::SpecValue>::value_type_name(),
                     default: spec_keys::first_element([$($shown.to_owned(),)? spec_keys::default_text(&defaults.$field)]),
                     meaning: spec_keys::join_doc_lines(&[$($meaning),+]),
                     choices: <$type as spec_keys::SpecValue>::choices(),
@@ -268,17 +268,19 @@ macro_rules! spec_choice {
         })?
 
         impl $crate::spec_keys::SpecValue for $name {
-            fn kind() -> String {
+            fn value_type_name() -> String {
                 "choice".to_owned()
             }
 
             fn choices() -> Vec<$crate::spec_keys::SpecChoice> {
                 use $crate::spec_keys;
                 vec![$({
-                    let payload = spec_keys::first_element([$(Some(<$payload as spec_keys::SpecValue>::kind()),)? None]);
+                    let payload = spec_keys::first_element([
+                        $(Some(<$payload as spec_keys::SpecValue>::value_type_name()),)? None
+                    ]);
                     let keys: Vec<spec_keys::SpecKey> = vec![$($(spec_keys::SpecKey {
                         name: stringify!($key),
-                        kind: <$type as spec_keys::SpecValue>::kind(),
+                        kind: <$type as spec_keys::SpecValue>::value_type_name(),
                         default: spec_keys::first_element([$(spec_keys::default_text(&<$type>::$optional()),)? "required".to_owned()]),
                         meaning: spec_keys::join_doc_lines(&[$($key_meaning),+]),
                         choices: <$type as spec_keys::SpecValue>::choices(),

@@ -74,12 +74,12 @@ pub(crate) fn stop_workers(handle: &mut WorkloadHandle) {
     let grace_ns = clock::duration_to_ns(handle.plan.stop_grace);
     if !wait_until_exited(handle, grace_ns) {
         handle
-            .keeper
-            .kill_processes(|process| is_unfinished(handle, process));
+            .process_keeper
+            .kill_processes(|process| has_unfinished_worker(handle, process));
         wait_until_exited(handle, EXIT_AFTER_KILL_TIMEOUT_NS);
     }
     handle.threads.join_exited(&handle.shared);
-    handle.keeper.join_if_all_processes_exited();
+    handle.process_keeper.join_if_all_processes_exited();
 }
 
 /// Waits until each worker has done its first round. Workers that have done a round are held, so that the other workers
@@ -101,7 +101,7 @@ fn wait_for_first_rounds(shared: &SharedState) {
 pub(crate) fn kill_workers_without_reports(handle: &mut WorkloadHandle) {
     let _urgency = RaisedCallerPriority::new();
     handle.shared.request_stop();
-    handle.keeper.kill_processes(|_| true);
+    handle.process_keeper.kill_processes(|_| true);
     handle.shared.release_workers();
     let limit = if handle.threads.worker_range().is_empty() {
         EXIT_AFTER_KILL_TIMEOUT_NS
@@ -110,10 +110,10 @@ pub(crate) fn kill_workers_without_reports(handle: &mut WorkloadHandle) {
     };
     wait_until_exited(handle, limit);
     handle.threads.join_exited(&handle.shared);
-    handle.keeper.join_if_all_processes_exited();
+    handle.process_keeper.join_if_all_processes_exited();
 }
 
-fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
+fn has_unfinished_worker(handle: &WorkloadHandle, process: usize) -> bool {
     handle.plan.processes[process]
         .workers
         .clone()
@@ -164,7 +164,7 @@ fn interrupt_workers(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> b
     for (index, plan) in handle.plan.processes.iter().enumerate() {
         for worker in plan.workers.clone().filter(concerns) {
             let tid = shared.record(worker).tid.load(Relaxed);
-            handle.keeper.with_pid_if_living(index, |pid| {
+            handle.process_keeper.with_pid_if_living(index, |pid| {
                 process::send_signal_to_thread(pid, tid, libc::SIGUSR1);
             });
         }
@@ -191,7 +191,7 @@ impl RemainingWorkers {
     fn raise_priority_of_waiting(&mut self, handle: &WorkloadHandle) {
         for (index, plan) in handle.plan.processes.iter().enumerate() {
             for worker in plan.workers.clone() {
-                handle.keeper.with_pid_if_living(index, |pid| {
+                handle.process_keeper.with_pid_if_living(index, |pid| {
                     self.raise_priority_if_waiting(handle, worker, pid);
                 });
             }
@@ -213,8 +213,8 @@ impl RemainingWorkers {
             // This worker was held or is about to exit, so its numbers are final and must not be refreshed.
             return raise_priority(tid);
         }
-        procfs::read_counters(pid, tid, &record.kernel);
-        let cpu_ns = record.kernel.cpu_ns.load(Relaxed);
+        procfs::read_counters(pid, tid, &record.kernel_counters);
+        let cpu_ns = record.kernel_counters.cpu_ns.load(Relaxed);
         if self.cpu_ns[worker].replace(cpu_ns) == Some(cpu_ns) {
             raise_priority(tid);
         }
@@ -254,7 +254,7 @@ fn process_exit_info(handle: &WorkloadHandle, worker: usize) -> WorkerExitInfo {
     match handle
         .plan
         .process_index_of_worker(worker)
-        .map(|process| handle.keeper.end_of(process))
+        .map(|process| handle.process_keeper.process_end(process))
     {
         None => WorkerExitInfo::LeftBehind,
         Some(None) => WorkerExitInfo::NotReaped,

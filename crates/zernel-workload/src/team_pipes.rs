@@ -17,7 +17,7 @@ pub(crate) struct TeamPipes(BTreeMap<usize, Vec<TeamPipe>>);
 
 impl TeamPipes {
     /// Opens the pipes of the teams that `workers` belong to, and closes the pipes of all other teams.
-    pub(crate) fn open_for(
+    pub(crate) fn open_for_teams_of(
         &mut self,
         plan: &WorkloadPlan,
         workers: &Range<usize>,

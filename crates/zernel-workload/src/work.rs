@@ -49,7 +49,7 @@ pub struct WorkTypeInfo {
 /// The behaviour and the properties of a work type.
 pub(crate) trait Work {
     /// Returns the name of the work type, what it does and what it exercises.
-    fn about(&self) -> WorkTypeInfo;
+    fn work_type_info(&self) -> WorkTypeInfo;
 
     /// Returns the field and the problem if a parameter of the work type is invalid.
     fn check(&self) -> Result<(), (&'static str, String)> {
@@ -103,7 +103,7 @@ pub(crate) trait Work {
     }
 
     /// Does rounds of work until the stop request. Must be fork safe.
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure>;
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure>;
 }
 
 /// Declares all work types. `plain` types have no parameters.
@@ -153,7 +153,7 @@ macro_rules! work_types {
         }
 
         impl SpecValue for WorkType {
-            fn kind() -> String {
+            fn value_type_name() -> String {
                 "work type".to_owned()
             }
 
@@ -251,7 +251,7 @@ impl WorkType {
     /// What the work type does and what it exercises.
     #[must_use]
     pub fn describe(&self) -> WorkTypeInfo {
-        self.as_work().about()
+        self.as_work().work_type_info()
     }
 
     /// The numbers of workers that a group of this type may have.
@@ -269,7 +269,7 @@ impl WorkType {
     pub fn name(&self) -> &str {
         match self {
             Self::Custom(work) => &work.name,
-            other => other.as_work().about().name,
+            other => other.as_work().work_type_info().name,
         }
     }
 }
@@ -282,7 +282,7 @@ pub struct CustomWork {
 }
 
 impl Work for CustomWork {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "custom",
             does: "calls a function of the program that spawned it",
@@ -296,7 +296,7 @@ impl Work for CustomWork {
         false
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         (self.function)(worker);
         Ok(())
     }

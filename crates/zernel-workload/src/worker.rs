@@ -20,7 +20,7 @@ use crate::shared_state::{
 use crate::sys::sched::context_switches;
 
 /// Time between two refreshes of a worker's kernel counters. A refresh takes about 10 µs.
-const COUNTER_REFRESH_INTERVAL_NS: u64 = 100_000_000;
+const KERNEL_COUNTER_READ_INTERVAL_NS: u64 = 100_000_000;
 /// Number of spin rounds between two reads of the clock: about a microsecond.
 const SPIN_ROUNDS_PER_CLOCK_READ: u32 = 1024;
 
@@ -74,7 +74,7 @@ pub(crate) enum FailingStep {
 
 impl FailingStep {
     /// What the worker tried to do in each step, in the order of the variants.
-    pub(crate) const DESCRIPTIONS: [&'static str; 15] = [
+    pub(crate) const STEP_DESCRIPTIONS: [&'static str; 15] = [
         "map memory",
         "make a temporary file",
         "write to its file",
@@ -115,7 +115,7 @@ pub struct Worker<'a> {
     team: WorkerTeam<'a>,
     trace: &'a [TraceEntry],
     last_seen_ns: u64,
-    counters_refreshed_ns: u64,
+    kernel_counters_read_at_ns: u64,
     cpu: usize,
 }
 
@@ -140,14 +140,14 @@ impl<'a> Worker<'a> {
             team,
             trace,
             last_seen_ns: now,
-            counters_refreshed_ns: now,
+            kernel_counters_read_at_ns: now,
             cpu,
         };
         record.first_run_ns.store(now, Relaxed);
         record.last_seen_ns.store(now, Relaxed);
         worker.record_current_cpu();
         worker.refresh_counters();
-        record.kernel.store_values_at_first_run();
+        record.kernel_counters.store_values_at_first_run();
         shared.pass_stage(number, WorkerStage::Running);
         worker
     }
@@ -386,7 +386,9 @@ impl<'a> Worker<'a> {
         self.last_seen_ns = now;
         self.record.last_seen_ns.store(now, Relaxed);
         self.record.is_blocked.store(0, Relaxed);
-        self.record.blocked.record(now.saturating_sub(began_ns));
+        self.record
+            .blocked_times
+            .record(now.saturating_sub(began_ns));
         if let Some(woken_at_ns) = woken_at_ns {
             self.record
                 .wake_latency
@@ -410,8 +412,8 @@ impl<'a> Worker<'a> {
             add_to_own_counter(&self.record.migrations, 1);
             self.record_current_cpu();
         }
-        if now - self.counters_refreshed_ns >= COUNTER_REFRESH_INTERVAL_NS {
-            self.counters_refreshed_ns = now;
+        if now - self.kernel_counters_read_at_ns >= KERNEL_COUNTER_READ_INTERVAL_NS {
+            self.kernel_counters_read_at_ns = now;
             self.refresh_counters();
         }
     }
@@ -423,7 +425,7 @@ impl<'a> Worker<'a> {
     }
 
     fn refresh_counters(&self) {
-        let kernel = &self.record.kernel;
+        let kernel = &self.record.kernel_counters;
         let (voluntary, involuntary) = context_switches();
         kernel.voluntary_switches.store(voluntary, Relaxed);
         kernel.involuntary_switches.store(involuntary, Relaxed);
@@ -500,7 +502,7 @@ mod tests {
         assert!(
             record.largest_gap_ns.load(Relaxed) <= ended_ns - record.first_run_ns.load(Relaxed)
         );
-        assert_eq!(record.blocked.snapshot().count, 0);
+        assert_eq!(record.blocked_times.snapshot().count, 0);
         assert_eq!(record.wake_latency.snapshot().count, 0);
         assert_eq!(shared.passed_count(WorkerStage::FirstRoundDone), 1);
     }

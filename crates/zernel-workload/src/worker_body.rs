@@ -47,7 +47,7 @@ pub(crate) fn run_worker(
         team,
         shared.trace_entries(&worker_plan.trace),
     );
-    let result = work.run(&mut worker);
+    let result = work.run_worker_rounds(&mut worker);
     worker.write_final_numbers();
     let ended = match result {
         Ok(()) => outcome::FINISHED,

@@ -22,7 +22,7 @@ const WORKER_STACK_BYTES: usize = 256 << 10;
 /// The workers of a handle that are threads of the calling process.
 #[derive(Debug, Default)]
 pub(crate) struct WorkerThreads {
-    first_worker: usize,
+    first_worker_index: usize,
     handles: Vec<JoinHandle<()>>,
 }
 
@@ -30,7 +30,7 @@ impl WorkerThreads {
     /// Starts every worker of the plan that is a thread.
     pub(crate) fn spawn(plan: &Arc<WorkloadPlan>, shared: &Arc<SharedState>) -> Result<Self> {
         let mut threads = Self {
-            first_worker: plan.threads.start,
+            first_worker_index: plan.threads.start,
             handles: Vec::with_capacity(plan.threads.len()),
         };
         if plan.threads.is_empty() {
@@ -44,7 +44,7 @@ impl WorkerThreads {
             source,
             remedy: "use fewer workers, or raise `ulimit -n`, `ulimit -u` or kernel.threads-max",
         };
-        if let Err(error) = pipes.open_for(plan, &plan.threads) {
+        if let Err(error) = pipes.open_for_teams_of(plan, &plan.threads) {
             return Err(failed(
                 plan.threads.start,
                 "open the pipes of the workers",
@@ -66,7 +66,7 @@ impl WorkerThreads {
 
     /// The indices of the workers that are threads.
     pub(crate) fn worker_range(&self) -> Range<usize> {
-        self.first_worker..self.first_worker + self.handles.len()
+        self.first_worker_index..self.first_worker_index + self.handles.len()
     }
 
     /// Interrupts the blocking call of a worker thread, by a signal.
@@ -81,7 +81,7 @@ impl WorkerThreads {
     /// Joins the threads of all workers that have exited, and detaches the threads of all others.
     pub(crate) fn join_exited(&mut self, shared: &SharedState) {
         for (number, handle) in self.handles.drain(..).enumerate() {
-            if shared.has_passed(self.first_worker + number, WorkerStage::Exited) {
+            if shared.has_passed(self.first_worker_index + number, WorkerStage::Exited) {
                 let _ = handle.join();
             }
         }

@@ -31,8 +31,8 @@ pub(crate) struct GroupPlan {
     pub(crate) settings: Settings,
     pub(crate) workers: Range<usize>,
     team_size: usize,
-    first_team: usize,
-    first_slot: usize,
+    first_team_number: usize,
+    first_slot_index: usize,
     first_trace_entry: usize,
     trace_entries_of_team: usize,
 }
@@ -45,10 +45,10 @@ impl GroupPlan {
     fn team_plan(&self, number: usize) -> TeamPlan {
         let work = self.work.as_work();
         let slots = work.futex_slot_count(self.team_size);
-        let first_slot = self.first_slot + number * slots;
+        let first_slot_index = self.first_slot_index + number * slots;
         TeamPlan {
             size: self.team_size,
-            slots: first_slot..first_slot + slots,
+            slots: first_slot_index..first_slot_index + slots,
             pipes: work.pipes(self.team_size),
         }
     }
@@ -57,7 +57,7 @@ impl GroupPlan {
         let (team, team_index) = (group_index / self.team_size, group_index % self.team_size);
         WorkerPlan {
             group_index,
-            team_number: self.first_team + team,
+            team_number: self.first_team_number + team,
             team_index,
             trace: self.trace_range(team, team_index),
         }
@@ -207,20 +207,27 @@ impl WorkloadPlan {
         let trace_entries_of_team = (0..team_size.min(spec.workers))
             .map(|index| work.trace_capacity(index))
             .sum();
-        let first_team = self
+        let first_team_number = self
             .groups
             .last()
-            .map_or(0, |group| group.first_team + group.team_count());
+            .map_or(0, |group| group.first_team_number + group.team_count());
         self.groups.push(GroupPlan {
             name: spec.name.clone(),
             work: spec.work_type.clone(),
             settings: settings_of_spec(spec),
-            workers: next_range(&mut self.workers, spec.workers),
+            workers: reserve_index_range(&mut self.workers, spec.workers),
             team_size,
-            first_team,
-            first_slot: next_range(&mut self.slots, teams * work.futex_slot_count(team_size)).start,
-            first_trace_entry: next_range(&mut self.trace_capacity, teams * trace_entries_of_team)
-                .start,
+            first_team_number,
+            first_slot_index: reserve_index_range(
+                &mut self.slots,
+                teams * work.futex_slot_count(team_size),
+            )
+            .start,
+            first_trace_entry: reserve_index_range(
+                &mut self.trace_capacity,
+                teams * trace_entries_of_team,
+            )
+            .start,
             trace_entries_of_team,
         });
     }
@@ -251,9 +258,9 @@ impl WorkloadPlan {
     pub(crate) fn team_plan(&self, team: usize) -> TeamPlan {
         let group = self
             .groups
-            .partition_point(|group| group.first_team + group.team_count() <= team);
+            .partition_point(|group| group.first_team_number + group.team_count() <= team);
         let group = &self.groups[group];
-        group.team_plan(team - group.first_team)
+        group.team_plan(team - group.first_team_number)
     }
 }
 
@@ -268,7 +275,7 @@ fn checked_container_member(spec: WorkSpec, pcomm: &str) -> Result<WorkSpec> {
     Ok(spec)
 }
 
-fn next_range(used: &mut usize, count: usize) -> Range<usize> {
+fn reserve_index_range(used: &mut usize, count: usize) -> Range<usize> {
     let start = *used;
     *used += count;
     start..*used

@@ -83,14 +83,14 @@ fn fill_in_placeholder(word: &str) -> String {
 }
 
 /// What the parser finds wrong with a command.
-fn parser_error_of_command(words: &[String], in_sentence: bool) -> Option<String> {
+fn parser_error_of_command(words: &[String], is_inside_sentence: bool) -> Option<String> {
     let error = Cli::command().try_get_matches_from(words).err()?;
     let is_allowed = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => true,
         // A command that is named in a sentence may lack its arguments.
         ErrorKind::MissingRequiredArgument
         | ErrorKind::MissingSubcommand
-        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => in_sentence,
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => is_inside_sentence,
         _ => false,
     };
     (!is_allowed).then(|| error.to_string())
@@ -122,7 +122,7 @@ fn examples_in_help(command: &Command) -> Vec<DocumentedCommand> {
         .map(|words| DocumentedCommand {
             place: format!("help of {}", command.get_name()),
             words,
-            in_sentence: false,
+            is_inside_sentence: false,
         });
     let below = command.get_subcommands().flat_map(examples_in_help);
     own.chain(below).collect()
@@ -136,7 +136,7 @@ fn every_documented_command_is_parsed() {
     for command in &commands {
         for words in zernel_commands(&command.words) {
             parsed += 1;
-            if let Some(mistake) = parser_error_of_command(&words, command.in_sentence) {
+            if let Some(mistake) = parser_error_of_command(&words, command.is_inside_sentence) {
                 mistakes.push(format!("{}\n{mistake}", command.describe()));
             }
         }

@@ -146,7 +146,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         let time = options.time.unwrap_or(Duration::from_secs(2));
         return print_ledger(observer, &stop, time);
     }
-    let published = observer.published();
+    let published = observer.published_snapshot();
     let daemon = PublishedSource {
         published: Arc::clone(&published),
     };

@@ -30,7 +30,7 @@ struct mapping {
 	__u32 tgid;
 	__u32 tid;
 	__u32 reserved;
-	char name[48];
+	char file_name[48];
 };
 ZERNEL_IN_BTF(struct, mapping);
 
@@ -62,9 +62,9 @@ int mappings(struct bpf_iter__task_vma *ctx)
 	file = vma->vm_file;
 	if (!file)
 		return 0;
-	bpf_probe_read_kernel_str(mapping.name, sizeof(mapping.name),
+	bpf_probe_read_kernel_str(mapping.file_name, sizeof(mapping.file_name),
 				  BPF_CORE_READ(file, f_path.dentry, d_name.name));
-	__builtin_memcpy(&first_word, mapping.name, sizeof(first_word));
+	__builtin_memcpy(&first_word, mapping.file_name, sizeof(first_word));
 	if (!is_name_of_interest(first_word))
 		return 0;
 	mapping.start_boottime_ns = task->group_leader->start_boottime;

@@ -57,7 +57,7 @@ mirrors! {
             tgid: u32,
             tid: u32,
             reserved: u32,
-            name: [u8; 48],
+            file_name: [u8; 48],
         }
     }
 }
@@ -65,7 +65,7 @@ mirrors! {
 impl RawMapping {
     /// The mapping that a record describes; `None` if its file name only begins like that of a known library.
     fn as_mapping(&self) -> Option<Mapping> {
-        let name = self.name.split(|byte| *byte == 0).next()?;
+        let name = self.file_name.split(|byte| *byte == 0).next()?;
         let device = rustix::fs::makedev(self.device >> 20, self.device & 0xf_ffff);
         Some(Mapping {
             process: ProcessKey::new(self.tgid, self.start_boottime_ns),
@@ -310,9 +310,9 @@ mod tests {
             tgid: EXAMPLE_PID,
             tid: EXAMPLE_PID,
             reserved: 0,
-            name: [0; 48],
+            file_name: [0; 48],
         };
-        mapping.name[..name.len()].copy_from_slice(name);
+        mapping.file_name[..name.len()].copy_from_slice(name);
         mapping
     }
 

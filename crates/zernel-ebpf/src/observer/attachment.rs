@@ -547,7 +547,7 @@ impl LibraryAttachments {
     /// Which functions are probed in which file. `off` says why all probes are detached.
     pub(super) fn describe_as_ledger(&self, off: Option<&Arc<str>>) -> Ledger {
         let files = self.files.iter();
-        let mapped_by = self.mapped.iter().map(|(process, mapped)| MappingProcess {
+        let mapping_processes = self.mapped.iter().map(|(process, mapped)| MappingProcess {
             pid: process.pid,
             start_ns: process.start_ns,
             uid: self.identities.get(process).map(|identity| identity.uid),
@@ -555,7 +555,7 @@ impl LibraryAttachments {
         });
         Ledger {
             files: files.map(|file| describe_file(file, off)).collect(),
-            mapped_by: mapped_by.collect(),
+            mapping_processes: mapping_processes.collect(),
             refused: Arc::clone(&self.refused),
         }
     }
@@ -578,7 +578,7 @@ fn describe_file(file: &AttachedFile, off: Option<&Arc<str>>) -> LibraryFile {
     let off = off.or(file.exclusion_reason.as_ref());
     let functions = file.functions.iter().map(|function| FunctionEntry {
         symbol: function.name(),
-        counted_as: SYMBOLS[function.symbol].name(),
+        call_counter_name: SYMBOLS[function.symbol].name(),
         state: match (&function.mode, off) {
             (AttachMode::NotAttached(reason), _) => {
                 AttachState::NotAttached(reason.as_str().into())

@@ -72,7 +72,7 @@ impl From<RawDecisions> for ClassDecisions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessDecisions {
     /// The handle that identifies the process, because a pid may be reused.
-    pub handle: u32,
+    pub process_handle: u32,
     /// Its pid.
     pub pid: u32,
     /// Pid of the trainer that the process loads data for; its own pid if it is no loader, or if the trainer is
@@ -103,11 +103,11 @@ fn read_decisions(
             let row = rows.read(index * TaskClass::ALL.len() + *class as usize);
             (*class, row)
         });
-        let classes = classes.filter(|(_, row)| row.process == u64::from(record.handle));
-        let trainer = kernel.process_record(record.trainer);
+        let classes = classes.filter(|(_, row)| row.process == u64::from(record.process_handle));
+        let trainer = kernel.process_record(record.trainer_handle);
         let comm = record.comm.split(|byte| *byte == 0).next();
         Some(ProcessDecisions {
-            handle: record.handle,
+            process_handle: record.process_handle,
             pid: record.pid,
             trainer: trainer.map_or(record.pid, |trainer| trainer.pid),
             is_sampled: record.is_sampled != 0,

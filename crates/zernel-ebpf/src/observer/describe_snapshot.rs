@@ -113,7 +113,7 @@ fn describe_process(process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Proces
             phase_times: phases.map(|phases| phases.phase_times.clone()),
         },
         steps: StepSnapshot {
-            boundary: process.steps.boundary(),
+            boundary: process.steps.boundary_mark(),
             count: process.steps.step_count(),
             gaps: process.steps.gap_count(),
             restarts: process.steps.restart_count(),
@@ -123,8 +123,8 @@ fn describe_process(process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Proces
         counters: process.probes.counters(),
         calls: describe_calls(process),
         cost: ObservingCost {
-            busiest_thread_ratio: process.overhead_cost().busiest_thread,
-            seconds: process.overhead_cost().seconds,
+            busiest_thread_ratio: process.overhead_cost().busiest_thread_overhead,
+            seconds: process.overhead_cost().overhead_cpu_seconds,
         },
         sampled: process.is_sampled(),
         sampled_phases: false,
@@ -135,7 +135,7 @@ fn describe_calls(process: &ObservedProcess) -> BTreeMap<Cow<'static, str>, Func
     let calls = process.calls_by_function().map(|(name, count)| {
         let calls = FunctionCalls {
             calls: count.calls,
-            failed: count.failed,
+            failed: count.failed_calls,
             bytes: count.bytes,
             error: count.error,
         };

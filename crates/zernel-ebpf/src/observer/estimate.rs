@@ -64,7 +64,7 @@ impl CallEstimate {
 /// The ratio of two sums over windows.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct RatioOfSums {
-    windows: u32,
+    window_count: u32,
     sum_y: f64,
     sum_n: f64,
     sum_yy: f64,
@@ -78,7 +78,7 @@ impl RatioOfSums {
         if y == 0.0 && n == 0.0 {
             return;
         }
-        self.windows += 1;
+        self.window_count += 1;
         self.sum_y += y;
         self.sum_n += n;
         self.sum_yy += y * y;
@@ -92,10 +92,10 @@ impl RatioOfSums {
         }
         let mean = self.sum_y / self.sum_n;
         let residue = self.sum_yy - 2.0 * mean * self.sum_yn + mean * mean * self.sum_nn;
-        let half_width = (self.windows > 1).then(|| {
-            let freedom = f64::from(self.windows) - 1.0;
-            let variance = residue.max(0.0) * f64::from(self.windows) / freedom;
-            student_t_percentile(self.windows - 1) * variance.sqrt() / self.sum_n
+        let half_width = (self.window_count > 1).then(|| {
+            let freedom = f64::from(self.window_count) - 1.0;
+            let variance = residue.max(0.0) * f64::from(self.window_count) / freedom;
+            student_t_percentile(self.window_count - 1) * variance.sqrt() / self.sum_n
         });
         Some(ConfidenceInterval { mean, half_width })
     }
@@ -164,7 +164,7 @@ impl LaunchesPerStep {
     pub(super) fn launches_interval(&self) -> Option<ConfidenceInterval> {
         let by_window = self.by_window.ratio_interval()?;
         let by_step = self.by_step.ratio_interval()?.half_width;
-        let by_step = by_step.filter(|_| self.by_window.windows < MAX_FEW_WINDOWS);
+        let by_step = by_step.filter(|_| self.by_window.window_count < MAX_FEW_WINDOWS);
         let half_width = by_window.half_width;
         let half_width = half_width.map(|half| half.max(by_step.unwrap_or(0.0)));
         let mean = by_window.mean;
@@ -175,7 +175,7 @@ impl LaunchesPerStep {
 /// Totals of one process in one sampling window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct WindowTotals {
-    pub(super) seconds: f64,
+    pub(super) window_seconds: f64,
     /// Launches of the process, by any function.
     pub(super) launches: u64,
     /// Upper bound of the overhead of the process in the window.
@@ -190,16 +190,16 @@ const LAST_STEP_ERROR: f64 = 1.0;
 pub(super) struct CallEstimator {
     /// Whether the estimated calls are all launches of the process: then the calls per launch are 1 by definition.
     are_all_launches: bool,
-    per_launch: RatioOfSums,
-    per_second: RatioOfSums,
+    calls_per_launch: RatioOfSums,
+    calls_per_second: RatioOfSums,
     probe_seconds: f64,
     /// Time and number of steps in which the function was sampled. Of the step in which sampling began, only the part
     /// after that moment counts.
-    seconds: f64,
-    steps: f64,
-    /// Upper bound of the error of `steps`: by how much of a step the launches at the begin and at the end of sampling
+    sampled_seconds: f64,
+    sampled_steps: f64,
+    /// Upper bound of the error of `sampled_steps`: by how much of a step the launches at the begin and at the end of sampling
     /// may be off.
-    steps_error: f64,
+    sampled_steps_error: f64,
     /// The estimated calls of earlier series, which ended when steps were counted anew from another boundary.
     earlier_series: CallEstimate,
 }
@@ -219,21 +219,22 @@ impl CallEstimator {
             true => step_progress.max(1.0 - step_progress),
             false => 0.0,
         };
-        self.steps_error += begin_error + LAST_STEP_ERROR;
-        self.steps -= step_progress;
+        self.sampled_steps_error += begin_error + LAST_STEP_ERROR;
+        self.sampled_steps -= step_progress;
     }
 
     /// Adds time, and the number of steps in it, in which the function was sampled.
     pub(super) fn add_elapsed_work(&mut self, seconds: f64, steps: f64) {
-        self.seconds += seconds;
-        self.steps += steps;
+        self.sampled_seconds += seconds;
+        self.sampled_steps += steps;
     }
 
     /// Adds a window with its calls.
     pub(super) fn add_window(&mut self, calls: u64, window: &WindowTotals) {
-        self.per_launch
+        self.calls_per_launch
             .add_window(calls as f64, window.launches as f64);
-        self.per_second.add_window(calls as f64, window.seconds);
+        self.calls_per_second
+            .add_window(calls as f64, window.window_seconds);
         self.probe_seconds += window.probe_seconds;
     }
 
@@ -247,7 +248,7 @@ impl CallEstimator {
         };
         *self = Self {
             are_all_launches: self.are_all_launches,
-            steps_error: LAST_STEP_ERROR,
+            sampled_steps_error: LAST_STEP_ERROR,
             earlier_series: earlier,
             ..Self::default()
         };
@@ -260,7 +261,7 @@ impl CallEstimator {
     ) -> CallEstimate {
         let per_launch = match self.are_all_launches {
             true => Some(ConfidenceInterval::exact(1.0)),
-            false => self.per_launch.ratio_interval(),
+            false => self.calls_per_launch.ratio_interval(),
         };
         let now = match launches_per_step.zip(per_launch) {
             Some((per_step, per_launch)) => self.estimate_by_steps(per_step, per_launch),
@@ -283,31 +284,31 @@ impl CallEstimator {
         per_launch: ConfidenceInterval,
     ) -> CallEstimate {
         let calls_per_step = per_step.mean * per_launch.mean;
-        let steps = self.steps.max(0.0);
+        let steps = self.sampled_steps.max(0.0);
         let calls = calls_per_step * steps;
         let relative = per_step.relative_error().zip(per_launch.half_width);
         let half_width = relative.map(|(of_step, of_launch)| {
             let of_launch = of_launch * per_step.mean * steps;
-            (of_step * calls).hypot(of_launch) + calls_per_step * self.steps_error
+            (of_step * calls).hypot(of_launch) + calls_per_step * self.sampled_steps_error
         });
         CallEstimate { calls, half_width }
     }
 
     /// Estimate by time. The error includes the overhead of the probes, because a process is slower in windows.
     fn estimate_by_time(&self) -> CallEstimate {
-        if self.seconds <= 0.0 {
+        if self.sampled_seconds <= 0.0 {
             return CallEstimate {
                 calls: 0.0,
                 half_width: Some(0.0),
             };
         }
-        let Some(rate) = self.per_second.ratio_interval() else {
+        let Some(rate) = self.calls_per_second.ratio_interval() else {
             return CallEstimate::default();
         };
-        let calls = rate.mean * self.seconds;
-        let watched = self.per_second.sum_n;
+        let calls = rate.mean * self.sampled_seconds;
+        let watched = self.calls_per_second.sum_n;
         let slower = self.probe_seconds / (watched - self.probe_seconds).max(0.5 * watched);
-        let half_width = rate.half_width.map(|half| half * self.seconds);
+        let half_width = rate.half_width.map(|half| half * self.sampled_seconds);
         CallEstimate {
             calls,
             half_width: half_width.map(|half| half + slower * calls),

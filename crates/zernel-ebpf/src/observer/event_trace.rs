@@ -46,13 +46,13 @@ pub enum TraceItem {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedProcess {
     /// The number that identifies the process in the trace, because a pid may be reused.
-    pub handle: u32,
+    pub process_handle: u32,
     /// Its pid.
     pub pid: u32,
     /// Whether the process was forked to load data.
     pub is_loader: bool,
     /// Handle of the trainer that the process loads data for; 0 if it is no loader.
-    pub trainer: u32,
+    pub trainer_handle: u32,
 }
 
 /// An event of a thread, and the thread's phase after the event.
@@ -154,10 +154,10 @@ impl EventTrace {
         let records: Vec<layout::TraceRecord> = self.received.try_iter().collect();
         for handle in records.iter().map(|record| record.process) {
             self.processes.entry(handle).or_insert(TracedProcess {
-                handle,
+                process_handle: handle,
                 pid: 0,
                 is_loader: false,
-                trainer: 0,
+                trainer_handle: 0,
             });
         }
         let items = self.items.get_mut();
@@ -166,10 +166,10 @@ impl EventTrace {
                 continue;
             };
             let now = TracedProcess {
-                handle: *handle,
+                process_handle: *handle,
                 pid: record.pid,
                 is_loader: record.flags & layout::Process::IS_LOADER != 0,
-                trainer: record.trainer,
+                trainer_handle: record.trainer_handle,
             };
             if *known != now {
                 *known = now.clone();

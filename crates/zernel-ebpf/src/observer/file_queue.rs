@@ -64,7 +64,7 @@ pub(super) struct FileQueue {
     waiting_files: VecDeque<NewFile>,
     pending_files: Vec<PendingFile>,
     /// A descriptor that is readable when a child process may have a result.
-    events: OwnedFd,
+    result_descriptor: OwnedFd,
     last_number: u64,
 }
 
@@ -73,7 +73,7 @@ impl FileQueue {
         Ok(Self {
             waiting_files: VecDeque::new(),
             pending_files: Vec::new(),
-            events: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            result_descriptor: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             last_number: 0,
         })
     }
@@ -174,7 +174,7 @@ impl FileQueue {
             Ok(task) => {
                 let data = epoll::EventData::new_u64(0);
                 // If epoll cannot add the task, the next round still finds its result.
-                let _ = epoll::add(&self.events, &task, data, epoll::EventFlags::IN);
+                let _ = epoll::add(&self.result_descriptor, &task, data, epoll::EventFlags::IN);
                 self.pending_files.push(PendingFile { task, demand });
                 None
             }
@@ -207,7 +207,10 @@ impl FileQueue {
     /// Waits until a child process may have a result, at most until the given time.
     fn wait_for_a_child(&self, until: Instant) {
         let left = until.saturating_duration_since(Instant::now());
-        child_task::wait_until_readable(self.events.as_fd(), left.min(MAX_WAIT_FOR_CHILDREN));
+        child_task::wait_until_readable(
+            self.result_descriptor.as_fd(),
+            left.min(MAX_WAIT_FOR_CHILDREN),
+        );
     }
 }
 
@@ -227,6 +230,6 @@ impl NewFile {
 impl AsFd for FileQueue {
     /// A descriptor that is readable when a child process may have a result.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.events.as_fd()
+        self.result_descriptor.as_fd()
     }
 }

@@ -178,7 +178,7 @@ impl Governor {
     pub(super) fn govern(&mut self, governed: &mut GovernedParts<'_>) -> Vec<u32> {
         let elapsed = self.last_round.elapsed().as_secs_f64();
         self.last_round = Instant::now();
-        let mut running = governed.processes.running.values();
+        let mut running = governed.processes.running_processes.values();
         let several_devices = running.any(|process| process.uses_several_devices);
         if several_devices && !governed.are_probes_off {
             self.attach_device_functions(governed);
@@ -196,7 +196,7 @@ impl Governor {
         }
         self.attach_cheap_functions(governed);
         self.bring_window_forward(governed.processes);
-        let running = governed.processes.running.iter();
+        let running = governed.processes.running_processes.iter();
         let over_ceiling = running
             .filter(|(_, it)| it.overhead.rounds_over_ceiling >= ROUNDS_ABOVE_CEILING)
             .map(|(handle, _)| *handle);
@@ -213,7 +213,7 @@ impl Governor {
     ) -> BTreeSet<usize> {
         let budget = self.options.budget;
         let mut expensive = BTreeSet::new();
-        for (handle, process) in &mut governed.processes.running {
+        for (handle, process) in &mut governed.processes.running_processes {
             let word = governed.kernel.processes.word(
                 layout::index_of_handle(*handle),
                 offset_of!(layout::Process, busiest_hits_per_second),
@@ -289,11 +289,11 @@ impl Governor {
         }
         kernel.record_detach_time();
         // Probes of the function no longer count, so its calls up to now are exact.
-        for (handle, process) in &mut governed.processes.running {
+        for (handle, process) in &mut governed.processes.running_processes {
             let counters = kernel.call_counters(*handle);
             let steps = &process.steps;
             process
-                .counts
+                .call_counts
                 .begin_sampling(symbol, &counters, monotonic_ns(), steps);
         }
         self.sampled_functions.insert(symbol, 0);
@@ -319,9 +319,11 @@ impl Governor {
         attached_files::attach_each_file(governed.attachment.files.iter_mut(), |file| {
             file.attach_permanently(kernel, symbol);
         });
-        for process in governed.processes.running.values_mut() {
+        for process in governed.processes.running_processes.values_mut() {
             let steps = &process.steps;
-            process.counts.end_sampling(symbol, monotonic_ns(), steps);
+            process
+                .call_counts
+                .end_sampling(symbol, monotonic_ns(), steps);
         }
         let _ = kernel.set_symbol_sampled(symbol, false);
         // Reads step marks that the kernel recorded while probes were being attached.
@@ -353,17 +355,21 @@ impl Governor {
         }
         let budget = self.options.budget;
         for (symbol, rounds) in &mut self.sampled_functions {
-            let busy = governed.processes.running.values().any(|process| {
-                let ns = self.cost.probed_call_ns(process.overhead.is_contended());
-                let cost = process.counts.sampled_rate(*symbol) * ns / 1e9;
-                // Nothing shows how often a process without a window calls.
-                let is_unknown = process.misses_window && !process.is_uncounted();
-                is_unknown
-                    || cost > 0.0
-                        && (cost > budget * BUDGET_SHARE_OF_CHEAP_FUNCTION
-                            || process.overhead.permanent_cost + cost
-                                > budget * BUDGET_SHARE_OF_PERMANENT_PROBES)
-            });
+            let busy = governed
+                .processes
+                .running_processes
+                .values()
+                .any(|process| {
+                    let ns = self.cost.probed_call_ns(process.overhead.is_contended());
+                    let cost = process.call_counts.sampled_rate(*symbol) * ns / 1e9;
+                    // Nothing shows how often a process without a window calls.
+                    let is_unknown = process.misses_window && !process.is_uncounted();
+                    is_unknown
+                        || cost > 0.0
+                            && (cost > budget * BUDGET_SHARE_OF_CHEAP_FUNCTION
+                                || process.overhead.permanent_cost + cost
+                                    > budget * BUDGET_SHARE_OF_PERMANENT_PROBES)
+                });
             *rounds = if busy { 0 } else { *rounds + 1 };
         }
         let sampled = self.sampled_functions.iter();

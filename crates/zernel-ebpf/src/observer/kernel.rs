@@ -199,11 +199,11 @@ impl KernelPrograms {
             counters: MappedArray::new(find_map(&object, "counters")?, layout::PROCESSES)?,
             histograms: MappedArray::new(find_map(&object, "histograms")?, layout::HISTOGRAMS)?,
             tenants: TenantRegistry::new(TenantMaps {
-                counts: find_map(&object, "tenants")?,
+                tenant_rows: find_map(&object, "tenants")?,
                 indices: find_map(&object, "tenant_indices")?,
                 free_tenant_indices: find_map(&object, "free_tenants")?,
                 parents: find_map(&object, "tenant_parents")?,
-                subordinates: find_map(&object, "subordinate_ranges")?,
+                subordinate_ranges: find_map(&object, "subordinate_ranges")?,
             })?,
             object,
         })
@@ -332,7 +332,7 @@ impl KernelPrograms {
     /// The kernel's record of a process; `None` if the kernel has forgotten the process.
     pub(crate) fn process_record(&self, handle: u32) -> Option<layout::Process> {
         let record = self.process_record_at(layout::index_of_handle(handle));
-        record.filter(|record| record.handle == handle)
+        record.filter(|record| record.process_handle == handle)
     }
 
     /// Whether the calls of a process are counted.
@@ -393,7 +393,7 @@ impl KernelPrograms {
                 self.free_histogram(histogram)?;
                 freed += 1;
             }
-            self.free_process(layout::next_handle(record.handle))?;
+            self.free_process(layout::next_handle(record.process_handle))?;
             let deleted = [
                 (TenantTable::Histograms, freed),
                 (TenantTable::Processes, 1),
@@ -407,9 +407,9 @@ impl KernelPrograms {
 
     /// Makes the handle of a process invalid: from now on BPF programs find no process under this handle.
     fn invalidate_handle(&self, record: &layout::Process) {
-        let index = layout::index_of_handle(record.handle);
+        let index = layout::index_of_handle(record.process_handle);
         for offset in [
-            offset_of!(layout::Process, handle),
+            offset_of!(layout::Process, process_handle),
             offset_of!(layout::Process, pid),
         ] {
             self.processes

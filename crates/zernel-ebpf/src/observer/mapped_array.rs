@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// An array map of `T`, shared with the BPF programs that write it.
 #[derive(Debug)]
 pub(crate) struct MappedArray<T> {
-    start: *mut AtomicU64,
+    first_word: *mut AtomicU64,
     length: usize,
     element: PhantomData<T>,
 }
@@ -41,7 +41,7 @@ impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
             )?
         };
         Ok(Self {
-            start: start.cast(),
+            first_word: start.cast(),
             length,
             element: PhantomData,
         })
@@ -53,7 +53,7 @@ impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
         // with atomics of its own or with single stores.
         unsafe {
             std::slice::from_raw_parts(
-                self.start.add(index * Self::WORDS_PER_ELEMENT),
+                self.first_word.add(index * Self::WORDS_PER_ELEMENT),
                 Self::WORDS_PER_ELEMENT,
             )
         }
@@ -88,7 +88,7 @@ impl<T> Drop for MappedArray<T> {
         let size = self.length * size_of::<T>();
         // SAFETY: `new` mapped the memory with that size; references into the memory cannot outlive `self`.
         unsafe {
-            let _ = rustix::mm::munmap(self.start.cast::<c_void>(), size);
+            let _ = rustix::mm::munmap(self.first_word.cast::<c_void>(), size);
         }
     }
 }

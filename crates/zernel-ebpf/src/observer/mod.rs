@@ -506,7 +506,11 @@ impl Observer {
         problems.extend(self.exclusions.describe_exclusions());
         let files = self.attachment.files.iter();
         problems.extend(files.filter_map(attached_files::AttachedFile::describe_wait_for_scan));
-        problems.extend(self.sampled.as_ref().and_then(SampledProcesses::problem));
+        problems.extend(
+            self.sampled
+                .as_ref()
+                .and_then(SampledProcesses::describe_refusal),
+        );
         for (cause, lost) in self.losses().by_cause() {
             if lost > 0 && !cause.starts_with("refused_") {
                 problems.push(format!("{lost} {} lost", cause.replace('_', " ")));

@@ -71,8 +71,8 @@ fn write_beat(hearts: &MappedArray<Heartbeat>, since_ns: u64) {
 fn write_heartbeat(hearts: &MappedArray<Heartbeat>, beat_ns: u64, since_ns: u64) {
     let heartbeat = Heartbeat {
         beat_ns,
-        owner: std::process::id(),
-        layout: layout_hash(),
+        owner_pid: std::process::id(),
+        layout_hash: layout_hash(),
         since_ns,
     };
     hearts.write(HEART_OBSERVER as usize, &heartbeat);

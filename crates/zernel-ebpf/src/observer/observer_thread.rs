@@ -114,7 +114,7 @@ impl ObserverThread {
 
     /// What the thread publishes.
     #[must_use]
-    pub fn published(&self) -> Arc<PublishedSnapshot> {
+    pub fn published_snapshot(&self) -> Arc<PublishedSnapshot> {
         Arc::clone(&self.published)
     }
 

@@ -86,14 +86,14 @@ pub struct ObservedProcess {
     /// The steps of its training loop.
     pub steps: StepDetector,
     /// Its calls.
-    pub(super) counts: CallCounts,
+    pub(super) call_counts: CallCounts,
     /// The overhead of the probes on this process.
     pub(super) overhead: ProcessOverhead,
     /// CUDA devices that the process can use. They are stored, because the lookup is slow and impossible after the
     /// process has exited.
-    pub(crate) devices: VisibleDevices,
+    pub(crate) visible_devices: VisibleDevices,
     /// Handle of the trainer that this process loads data for; 0 if it is no loader.
-    pub(super) trainer: u32,
+    pub(super) trainer_handle: u32,
     /// Time in each phase of exited threads.
     exited_phases_ns: [u64; 5],
     /// Whether some calls of the process were not observed.
@@ -112,10 +112,10 @@ pub struct ObservedProcess {
     /// The sampling windows of the process.
     pub(super) window_spans: WindowSpans,
     /// Probed calls so far.
-    hits: u64,
+    probe_hits: u64,
     /// Time of the latest step mark of the process, in nanoseconds of CLOCK_MONOTONIC.
     last_mark_ns: u64,
-    durations: BTreeMap<DurationKind, (HistogramReader, SharedHistogram)>,
+    durations_by_kind: BTreeMap<DurationKind, (HistogramReader, SharedHistogram)>,
 }
 
 impl ObservedProcess {
@@ -137,10 +137,10 @@ impl ObservedProcess {
             phases: None,
             exited_phases_ns: [0; 5],
             steps: StepDetector::default(),
-            counts: CallCounts::new(raw.first_event_ns),
+            call_counts: CallCounts::new(raw.first_event_ns),
             overhead: ProcessOverhead::default(),
-            devices: VisibleDevices::default(),
-            trainer: 0,
+            visible_devices: VisibleDevices::default(),
+            trainer_handle: 0,
             had_unobserved_time: false,
             not_observed_ns: 0,
             not_observed_since_ns: None,
@@ -148,17 +148,17 @@ impl ObservedProcess {
             misses_window: false,
             has_torch_probes: false,
             window_spans: WindowSpans::default(),
-            hits: 0,
+            probe_hits: 0,
             last_mark_ns: raw.first_event_ns,
-            durations: BTreeMap::new(),
+            durations_by_kind: BTreeMap::new(),
         }
     }
 
     /// Reads the record, the counters and the histograms of the process from the kernel.
     pub(super) fn read(&mut self, kernel: &KernelPrograms, raw: &layout::Process) {
         self.ended_ns = (raw.ended_ns != 0).then_some(raw.ended_ns);
-        self.hits = raw.hits;
-        self.trainer = raw.trainer;
+        self.probe_hits = raw.probe_hits;
+        self.trainer_handle = raw.trainer_handle;
         self.exited_phases_ns = raw.phase_ns;
         self.is_loader = raw.flags & layout::Process::IS_LOADER != 0;
         self.first_device = raw.device;
@@ -169,32 +169,33 @@ impl ObservedProcess {
         }
         let loads = raw.flags & layout::Process::IS_LOADER != 0;
         let trainer = kernel
-            .process_record(raw.trainer)
+            .process_record(raw.trainer_handle)
             .map(|trainer| trainer.pid);
         self.loads_for = trainer.or(self.loads_for).filter(|_| loads);
         self.probes.read(raw);
         if raw.ended_ns != 0 {
             self.set_phases([].into_iter(), raw.ended_ns);
         }
-        self.counts.read_counters(&kernel.call_counters(raw.handle));
+        self.call_counts
+            .read_counters(&kernel.call_counters(raw.process_handle));
         for (number, slot) in raw.histograms.into_iter().enumerate() {
             let Some(family) = DurationKind::from_index(number).filter(|_| slot != 0) else {
                 continue;
             };
-            let (reader, total) = self.durations.entry(family).or_default();
+            let (reader, total) = self.durations_by_kind.entry(family).or_default();
             let times = kernel.histograms.read(slot as usize);
             reader.add_new_durations(&times, Arc::make_mut(total));
         }
     }
 
     /// Probe hits so far.
-    pub(super) fn hits(&self) -> u64 {
-        self.hits
+    pub(super) fn probe_hits(&self) -> u64 {
+        self.probe_hits
     }
 
     /// Whether a function of a sampling group is or was sampled.
     pub(crate) fn is_group_sampled(&self, group: SamplingGroup) -> bool {
-        self.counts
+        self.call_counts
             .is_any_sampled(|function| function.sampling_group == Some(group))
     }
 
@@ -209,7 +210,9 @@ impl ObservedProcess {
         let (from_ns, count) = (self.last_mark_ns, raw.launches.into());
         let launches = if raw.launches == u16::MAX {
             Launches::Unknown
-        } else if governor.counts_launches_since(from_ns) || self.counts.launches_only_unsampled() {
+        } else if governor.counts_launches_since(from_ns)
+            || self.call_counts.launches_only_unsampled()
+        {
             Launches::Counted(count)
         } else if self.window_spans.is_in_one_window(from_ns, raw.at_ns) {
             Launches::InWindow(count)
@@ -234,7 +237,7 @@ impl ObservedProcess {
         let is_sampled = |mark: &StepMark| {
             let is_announced = *mark == StepMark::Optimizer && self.announces_steps;
             let is_wanted = |function: &ProbedFunction| function.mark == Some(*mark);
-            !is_announced && self.counts.has_called_sampled(is_wanted)
+            !is_announced && self.call_counts.has_called_sampled(is_wanted)
         };
         let sampled: Vec<StepMark> = StepMark::ALL.into_iter().filter(is_sampled).collect();
         self.steps.ignore_marks(&sampled);
@@ -242,7 +245,7 @@ impl ObservedProcess {
 
     /// Looks up the CUDA devices that the process can use.
     pub(super) fn find_devices(&mut self, gpus: &[GpuFacts]) {
-        self.devices = match &self.identity {
+        self.visible_devices = match &self.identity {
             Some(identity) => VisibleDevices::for_process(identity, gpus),
             None => VisibleDevices::parse(None, gpus),
         };
@@ -320,14 +323,16 @@ impl ObservedProcess {
     /// Ends all sampling of a process that exited, and frees the memory that sampling used.
     pub(super) fn end_sampling(&mut self) {
         let ended_ns = self.ended_ns.unwrap_or_else(super::monotonic_ns);
-        self.counts.end_all_sampling(ended_ns, &self.steps);
+        self.call_counts.end_all_sampling(ended_ns, &self.steps);
         self.probes.release_on_exit();
     }
 
     /// The histogram of one kind of durations.
     #[must_use]
     pub fn duration_histogram(&self, family: DurationKind) -> Option<&LatencyHistogram> {
-        self.durations.get(&family).map(|(_, total)| &**total)
+        self.durations_by_kind
+            .get(&family)
+            .map(|(_, total)| &**total)
     }
 
     /// The histogram of one kind of durations, shared with a snapshot.
@@ -335,7 +340,7 @@ impl ObservedProcess {
         &self,
         family: DurationKind,
     ) -> Option<SharedHistogram> {
-        let (_, total) = self.durations.get(&family)?;
+        let (_, total) = self.durations_by_kind.get(&family)?;
         Some(SharedHistogram::clone(total))
     }
 
@@ -349,7 +354,7 @@ impl ObservedProcess {
             return 0.0;
         };
         let of_family = self
-            .counts
+            .call_counts
             .calls_by_function(&self.steps)
             .filter(|(symbol, _)| SYMBOLS[*symbol].duration == Some(family));
         let calls: u64 = of_family.map(|(_, count)| count.calls).sum();
@@ -358,31 +363,31 @@ impl ObservedProcess {
 
     /// All kinds of durations of which the process has at least one, with their histograms.
     pub fn duration_histograms(&self) -> impl Iterator<Item = (DurationKind, &LatencyHistogram)> {
-        let durations = self.durations.iter();
+        let durations = self.durations_by_kind.iter();
         durations.map(|(family, (_, total))| (*family, &**total))
     }
 
     /// Calls of every function that was called, by name.
     pub fn calls_by_function(&self) -> impl Iterator<Item = (&'static str, CallCount)> {
-        let counts = self.counts.calls_by_function(&self.steps);
+        let counts = self.call_counts.calls_by_function(&self.steps);
         counts.map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
     }
 
     /// Calls and bytes of all functions whose kind meets the condition.
     #[must_use]
     pub fn count_calls(&self, what: impl Fn(CallKind) -> bool) -> CallCount {
-        self.counts.count_calls(what, &self.steps)
+        self.call_counts.count_calls(what, &self.steps)
     }
 
     /// Counted calls of a kind. Unlike an estimate, the returned counts never decrease.
     pub(crate) fn counted_calls_of(&self, kind: CallKind) -> CountedCalls {
-        self.counts.counted_calls_of(kind)
+        self.call_counts.counted_calls_of(kind)
     }
 
     /// Launches per step: an estimate if launches were sampled, else the mean of the last steps.
     #[must_use]
     pub fn launches_per_step(&self) -> Option<ConfidenceInterval> {
-        self.counts.launches_per_step(&self.steps)
+        self.call_counts.launches_per_step(&self.steps)
     }
 
     /// Marks these functions as sampled from the start of the process on. `window_from_ns` is since when calls are counted
@@ -392,7 +397,7 @@ impl ObservedProcess {
         symbols: &[usize],
         window_from_ns: Option<u64>,
     ) {
-        self.counts
+        self.call_counts
             .mark_sampled_from_start(symbols, window_from_ns.is_some());
         if let Some(from_ns) = window_from_ns {
             self.window_spans.open(from_ns);
@@ -407,25 +412,25 @@ impl ObservedProcess {
         cost_ns: f64,
     ) {
         if self.misses_window {
-            self.counts.discard_window();
+            self.call_counts.discard_window();
         }
         // If a process began in a window, only the part of the window after that counts for the process.
         let span = (from_ns.max(self.first_event_ns), to_ns);
         let cost_ns = self.overhead.busiest_share() * cost_ns;
-        self.counts
+        self.call_counts
             .close_window(counters, span, cost_ns, &mut self.steps);
     }
 
     /// Measures overhead and call rates of a round of `elapsed` seconds.
     pub(super) fn measure_overhead(&mut self, busiest: f64, ns_per_call: f64, elapsed: f64) {
-        let counters = &self.counts.counters;
+        let counters = &self.call_counts.counters;
         self.overhead
-            .measure_round(counters, self.hits, busiest, ns_per_call, elapsed);
+            .measure_round(counters, self.probe_hits, busiest, ns_per_call, elapsed);
     }
 
     /// Adds the overhead since the last round, after the process exited.
     pub(super) fn measure_last_overhead(&mut self, ns_per_call: f64) {
-        self.overhead.add_hits(self.hits, ns_per_call);
+        self.overhead.add_hits(self.probe_hits, ns_per_call);
     }
 
     /// Its overhead.
@@ -443,9 +448,9 @@ impl ObservedProcess {
     /// sampled.
     pub(super) fn suspend_counting(&mut self, sampled: &[usize], now_ns: u64) {
         for symbol in sampled {
-            self.counts.end_sampling(*symbol, now_ns, &self.steps);
+            self.call_counts.end_sampling(*symbol, now_ns, &self.steps);
         }
-        self.counts.set_paused(true, now_ns, &self.steps);
+        self.call_counts.set_paused(true, now_ns, &self.steps);
         self.not_observed_since_ns.get_or_insert(now_ns);
         self.mark_incomplete(now_ns);
     }
@@ -475,14 +480,14 @@ impl ObservedProcess {
         self.had_unobserved_time = true;
         self.not_observed_ns = self.not_observed_ns(now_ns);
         self.not_observed_since_ns = None;
-        self.counts.set_paused(false, now_ns, &self.steps);
+        self.call_counts.set_paused(false, now_ns, &self.steps);
         self.steps.record_gap(&StepMarkClass::ALL);
     }
 
     /// Whether any function that the process calls is or was sampled.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
-        self.counts.is_any_sampled(|_| true)
+        self.call_counts.is_any_sampled(|_| true)
     }
 }
 
@@ -500,7 +505,7 @@ fn training_thread<'a>(
 /// The identity that the kernel recorded when it began to observe the process: name, user and parent.
 fn identity_at_admission(raw: &layout::Process) -> Identity {
     let start_time = ns_to_clock_ticks(raw.start_ns);
-    identify_exited(raw.pid, start_time, &raw.comm, raw.uid, raw.parent)
+    identify_exited(raw.pid, start_time, &raw.comm, raw.uid, raw.parent_pid)
 }
 
 fn ns_to_clock_ticks(ns: u64) -> u64 {

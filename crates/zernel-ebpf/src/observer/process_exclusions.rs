@@ -23,11 +23,11 @@ struct CurrentExclusion {
     pid: u32,
     /// Its user.
     uid: u32,
-    until: Instant,
+    ends_at: Instant,
     /// Handles of the processes that are excluded.
-    processes: BTreeSet<u32>,
+    excluded_handles: BTreeSet<u32>,
     /// Numbers of the files that are excluded.
-    files: BTreeSet<u64>,
+    excluded_files: BTreeSet<u64>,
 }
 
 /// The current exclusion of one tenant, and the length of its next exclusion.
@@ -79,8 +79,8 @@ impl ProcessExclusions {
     /// Sentences for users about exclusions, because the time of exclusions is missing from the figures.
     pub(super) fn describe_exclusions(&self) -> Vec<String> {
         let current = self.current_exclusions().map(|exclusion| {
-            let left = exclusion.until.saturating_duration_since(Instant::now());
-            let (processes, seconds) = (exclusion.processes.len(), left.as_secs());
+            let left = exclusion.ends_at.saturating_duration_since(Instant::now());
+            let (processes, seconds) = (exclusion.excluded_handles.len(), left.as_secs());
             format!(
                 "{processes} processes are not observed for another {seconds} s: the overhead of process {} exceeded the \
                  ceiling",
@@ -108,14 +108,14 @@ impl Observer {
     /// Pids of the processes that are not observed because they cost too much.
     pub fn excluded_pids(&self) -> impl Iterator<Item = u32> {
         let exclusions = self.exclusions.current_exclusions();
-        let handles = exclusions.flat_map(|exclusion| &exclusion.processes);
-        handles.filter_map(|handle| Some(self.processes.running.get(handle)?.pid))
+        let handles = exclusions.flat_map(|exclusion| &exclusion.excluded_handles);
+        handles.filter_map(|handle| Some(self.processes.running_processes.get(handle)?.pid))
     }
 
     /// Excludes a process, and the files and processes of its user that it shares with nobody else. A process that has exited
     /// needs no exclusion.
     pub(super) fn exclude_with_private_files(&mut self, handle: u32) {
-        let Some(process) = self.processes.running.get(&handle) else {
+        let Some(process) = self.processes.running_processes.get(&handle) else {
             return;
         };
         let (pid, key) = (process.pid, process.discovery_key());
@@ -125,7 +125,7 @@ impl Observer {
         };
         let mut files = self.attachment.files_of(key);
         files.retain(|file| self.attachment.is_private_to_user(*file, &tenant, uid));
-        let running = self.processes.running.iter();
+        let running = self.processes.running_processes.iter();
         let sharing = running.filter(|(_, other)| {
             let mapped = self.attachment.files_of(other.discovery_key());
             !mapped.is_disjoint(&files)
@@ -161,18 +161,18 @@ impl Observer {
             .get_or_insert(CurrentExclusion {
                 pid,
                 uid,
-                until,
-                processes: BTreeSet::new(),
-                files: BTreeSet::new(),
+                ends_at: until,
+                excluded_handles: BTreeSet::new(),
+                excluded_files: BTreeSet::new(),
             });
-        exclusion.until = exclusion.until.max(until);
-        exclusion.processes.append(&mut processes);
-        exclusion.files.append(&mut files);
+        exclusion.ends_at = exclusion.ends_at.max(until);
+        exclusion.excluded_handles.append(&mut processes);
+        exclusion.excluded_files.append(&mut files);
     }
 
     fn exclude_process(&mut self, handle: u32) {
         self.kernel.set_uncounted(handle, true);
-        if let Some(process) = self.processes.running.get_mut(&handle) {
+        if let Some(process) = self.processes.running_processes.get_mut(&handle) {
             process.overhead.is_excluded = true;
             process.suspend_counting(&self.governor.sampled_symbols(), monotonic_ns());
         }
@@ -181,7 +181,7 @@ impl Observer {
     /// Skips the calls of processes that map a file whose probes are all detached until the next scan: the other calls
     /// alone would show wrong phases. Counts the calls of such a process again when the probes are attached again.
     pub(super) fn skip_processes_without_probes(&mut self) {
-        let processes = self.processes.running.iter_mut();
+        let processes = self.processes.running_processes.iter_mut();
         let changed: Vec<u32> = processes
             .filter_map(|(handle, process)| {
                 let mapped = self.attachment.files_of(process.discovery_key());
@@ -196,7 +196,7 @@ impl Observer {
             })
             .collect();
         for handle in changed {
-            let Some(process) = self.processes.running.get_mut(&handle) else {
+            let Some(process) = self.processes.running_processes.get_mut(&handle) else {
                 continue;
             };
             self.kernel.set_uncounted(handle, process.is_uncounted());
@@ -220,16 +220,22 @@ impl Observer {
                         .attachment
                         .is_private_to_user(*file, tenant, exclusion.uid)
                 };
-                let shared: BTreeSet<u64> =
-                    exclusion.files.iter().copied().filter(shared).collect();
-                exclusion.files.retain(|file| !shared.contains(file));
+                let shared: BTreeSet<u64> = exclusion
+                    .excluded_files
+                    .iter()
+                    .copied()
+                    .filter(shared)
+                    .collect();
+                exclusion
+                    .excluded_files
+                    .retain(|file| !shared.contains(file));
                 attached_files::attach_each_file(self.attachment.files_mut(&shared), |file| {
                     file.end_exclusion(&self.kernel);
                 });
             }
             if let Some(exclusion) = exclusions
                 .current_exclusion
-                .take_if(|exclusion| now >= exclusion.until)
+                .take_if(|exclusion| now >= exclusion.ends_at)
             {
                 exclusions.last_ended = now;
                 ended.push(exclusion);
@@ -240,11 +246,14 @@ impl Observer {
                 || exclusions.last_ended.elapsed() < MAX_EXCLUSION_TIME
         });
         for exclusion in ended {
-            attached_files::attach_each_file(self.attachment.files_mut(&exclusion.files), |file| {
-                file.end_exclusion(&self.kernel);
-            });
-            for handle in exclusion.processes {
-                let Some(process) = self.processes.running.get_mut(&handle) else {
+            attached_files::attach_each_file(
+                self.attachment.files_mut(&exclusion.excluded_files),
+                |file| {
+                    file.end_exclusion(&self.kernel);
+                },
+            );
+            for handle in exclusion.excluded_handles {
+                let Some(process) = self.processes.running_processes.get_mut(&handle) else {
                     continue;
                 };
                 process.overhead.is_excluded = false;

@@ -27,9 +27,9 @@ const ROUNDS_PER_IDENTITY_REFRESH: usize = 40;
 /// The observed processes.
 pub(super) struct ProcessTable {
     /// Running observed processes, by their handle in the kernel.
-    pub(super) running: BTreeMap<u32, ObservedProcess>,
+    pub(super) running_processes: BTreeMap<u32, ObservedProcess>,
     /// Exited processes, until their grace period is over.
-    exited: Vec<ObservedProcess>,
+    exited_processes: Vec<ObservedProcess>,
     /// Durations of collectives of processes whose grace period is over, by user.
     past_durations: PastDurations,
     /// Exited ranks that others may wait for.
@@ -39,7 +39,7 @@ pub(super) struct ProcessTable {
     /// Handles of processes that are new since the last round.
     new_handles: BTreeSet<u32>,
     /// Children that handed data to a process, by its handle and their pid, as of the last round.
-    helpers: BTreeSet<(u32, u64)>,
+    known_helpers: BTreeSet<(u32, u64)>,
     identity_reader: IdentityReader,
     /// Number of rounds since the identities of all processes were last read anew.
     rounds_since_identity_refresh: usize,
@@ -61,13 +61,13 @@ impl ProcessTable {
     /// An empty table. Exited processes are exported for a grace period, `max_exited` of each tenant.
     pub(super) fn new(grace: Duration, max_exited: usize) -> Self {
         Self {
-            running: BTreeMap::new(),
-            exited: Vec::new(),
+            running_processes: BTreeMap::new(),
+            exited_processes: Vec::new(),
             past_durations: PastDurations::default(),
             exited_ranks: ExitedRanks::default(),
             retired_handles: BTreeSet::new(),
             new_handles: BTreeSet::new(),
-            helpers: BTreeSet::new(),
+            known_helpers: BTreeSet::new(),
             identity_reader: IdentityReader::default(),
             rounds_since_identity_refresh: 0,
             grace_period: grace,
@@ -77,7 +77,9 @@ impl ProcessTable {
 
     /// All observed processes, including those that exited within the grace period.
     pub(super) fn iter(&self) -> impl Iterator<Item = &ObservedProcess> {
-        self.running.values().chain(&self.exited)
+        self.running_processes
+            .values()
+            .chain(&self.exited_processes)
     }
 
     /// Reads everything that the kernel keeps of processes.
@@ -89,31 +91,31 @@ impl ProcessTable {
                 continue;
             };
             if record.dataload.helper != 0 {
-                helpers.insert((record.handle, record.dataload.helper));
+                helpers.insert((record.process_handle, record.dataload.helper));
             }
             self.add_process_if_new(&record, context);
-            if let Some(process) = self.running.get_mut(&record.handle) {
+            if let Some(process) = self.running_processes.get_mut(&record.process_handle) {
                 process.read(kernel, &record);
             }
         }
-        let has_new_helpers = !helpers.is_subset(&self.helpers);
-        self.helpers = helpers;
+        let has_new_helpers = !helpers.is_subset(&self.known_helpers);
+        self.known_helpers = helpers;
         if !self.new_handles.is_empty() || has_new_helpers {
             // Children that a process forked before it was observed count as its loaders from now on. So does a child that
             // handed data to it.
             kernel.adopt_existing_tasks()?;
         }
         self.identify_processes(context);
-        for process in self.running.values_mut() {
+        for process in self.running_processes.values_mut() {
             let key = process.discovery_key();
             process.has_torch_probes |= has_torch_probes(context.attachment, key);
         }
         self.read_step_marks(context)?;
         let now_ns = monotonic_ns();
-        for process in self.running.values_mut() {
-            process.counts.advance_to(now_ns, &process.steps);
+        for process in self.running_processes.values_mut() {
+            process.call_counts.advance_to(now_ns, &process.steps);
         }
-        probes::read_maps(kernel, &mut self.running)?;
+        probes::read_maps(kernel, &mut self.running_processes)?;
         self.read_phases(kernel)?;
         self.retire_exited(kernel, context.governor)
     }
@@ -125,7 +127,7 @@ impl ProcessTable {
         gpus: &[GpuFacts],
         gpu_processes: &[ProcessGpuMemory],
     ) {
-        for (handle, process) in &self.running {
+        for (handle, process) in &self.running_processes {
             let gpus = ProcessGpus::new(process, gpus, gpu_processes);
             let gpu = gpus.first_gpu_and_utilization(process.first_device, &process.probes.gpu_mem);
             kernel.set_gpu(*handle, gpu);
@@ -134,8 +136,8 @@ impl ProcessTable {
 
     /// Adds a process if it is new.
     fn add_process_if_new(&mut self, record: &layout::Process, context: ReadContext<'_>) {
-        let handle = record.handle;
-        if self.retired_handles.contains(&handle) || self.running.contains_key(&handle) {
+        let handle = record.process_handle;
+        if self.retired_handles.contains(&handle) || self.running_processes.contains_key(&handle) {
             return;
         }
         let mut process =
@@ -151,7 +153,7 @@ impl ProcessTable {
         process.mark_sampled_from_start(&governor.sampled_symbols(), window);
         let misses_window = governor.is_window_open() && window.is_none();
         set_misses_window(context.kernel, handle, &mut process, misses_window);
-        self.running.insert(handle, process);
+        self.running_processes.insert(handle, process);
         self.new_handles.insert(handle);
     }
 
@@ -160,7 +162,7 @@ impl ProcessTable {
     fn identify_processes(&mut self, context: ReadContext<'_>) {
         let new = std::mem::take(&mut self.new_handles);
         for handle in &new {
-            let Some(process) = self.running.get_mut(handle) else {
+            let Some(process) = self.running_processes.get_mut(handle) else {
                 continue;
             };
             let key = process.discovery_key();
@@ -183,7 +185,7 @@ impl ProcessTable {
         if read.is_empty() {
             return;
         }
-        for process in self.running.values_mut() {
+        for process in self.running_processes.values_mut() {
             if let Some(identity) = read.remove(&process.discovery_key()) {
                 process.set_identity(identity);
                 process.find_devices(gpus);
@@ -193,19 +195,19 @@ impl ProcessTable {
 
     /// Reads the marks that separate steps.
     pub(super) fn read_step_marks(&mut self, context: ReadContext<'_>) -> libbpf_rs::Result<()> {
-        for process in self.running.values_mut() {
+        for process in self.running_processes.values_mut() {
             process.update_sampled_marks();
         }
         let kernel = context.kernel;
         let marks: Vec<layout::RawStepMark> = kernel.step_marks.take_marks()?.collect();
         kernel.tenants.reset_step_mark_counts();
         for mark in marks {
-            if !self.running.contains_key(&mark.process)
+            if !self.running_processes.contains_key(&mark.process)
                 && let Some(record) = kernel.process_record(mark.process)
             {
                 self.add_process_if_new(&record, context);
             }
-            if let Some(process) = self.running.get_mut(&mark.process) {
+            if let Some(process) = self.running_processes.get_mut(&mark.process) {
                 process.add_step_mark(&mark, context.governor);
             }
         }
@@ -217,7 +219,7 @@ impl ProcessTable {
         let now_ns = monotonic_ns();
         let mut states = kernel.task_states()?;
         states.sort_by_key(|state| state.tgid);
-        for process in self.running.values_mut() {
+        for process in self.running_processes.values_mut() {
             let pid = process.pid;
             let first = states.partition_point(|state| state.tgid < pid);
             let own = states[first..].iter().take_while(|state| state.tgid == pid);
@@ -232,11 +234,11 @@ impl ProcessTable {
         kernel: &KernelPrograms,
         governor: &Governor,
     ) -> libbpf_rs::Result<()> {
-        let running = self.running.iter();
+        let running = self.running_processes.iter();
         let exited = running.filter(|(_, process)| process.ended_ns.is_some());
         let exited: Vec<u32> = exited.map(|(handle, _)| *handle).collect();
         for handle in exited {
-            let Some(mut process) = self.running.remove(&handle) else {
+            let Some(mut process) = self.running_processes.remove(&handle) else {
                 continue;
             };
             let Some(record) = kernel.process_record(handle) else {
@@ -253,10 +255,11 @@ impl ProcessTable {
             self.exited_ranks
                 .add_exited_process(&process, record.exit_code);
             process.end_sampling();
-            self.exited.push(process);
+            self.exited_processes.push(process);
             self.retired_handles.insert(handle);
         }
-        self.exited_ranks.forget_unshared(self.running.values());
+        self.exited_ranks
+            .forget_unshared(self.running_processes.values());
         self.free_indices(kernel)?;
         self.forget_past_grace();
         Ok(())
@@ -264,7 +267,11 @@ impl ProcessTable {
 
     /// Frees the indices of exited processes, except those of trainers that still have loaders.
     fn free_indices(&mut self, kernel: &KernelPrograms) -> libbpf_rs::Result<()> {
-        let trainers: BTreeSet<u32> = self.running.values().map(|it| it.trainer).collect();
+        let trainers: BTreeSet<u32> = self
+            .running_processes
+            .values()
+            .map(|it| it.trainer_handle)
+            .collect();
         let free: BTreeSet<u32> = self
             .retired_handles
             .difference(&trainers)
@@ -272,7 +279,7 @@ impl ProcessTable {
             .collect();
         self.retired_handles.retain(|handle| !free.contains(handle));
         kernel.forget_processes(&free)?;
-        kernel.tenants.update_largest();
+        kernel.tenants.update_most_entries_of_tenant();
         kernel.tenants.free_unused_indices()
     }
 
@@ -286,7 +293,7 @@ impl ProcessTable {
             now_ns.saturating_sub(ended_ns) >= grace_ns
                 || surplus.contains(&process.discovery_key())
         };
-        for process in self.exited.extract_if(.., is_over) {
+        for process in self.exited_processes.extract_if(.., is_over) {
             let user = process.uid();
             for (family, histogram) in process.duration_histograms() {
                 self.past_durations
@@ -298,10 +305,10 @@ impl ProcessTable {
     /// Exited processes that are no longer exported, because their tenants have enough newer ones. Loaders go before
     /// trainers.
     fn surplus_exited(&self) -> BTreeSet<ProcessKey> {
-        if self.exited.len() <= self.max_exited {
+        if self.exited_processes.len() <= self.max_exited {
             return BTreeSet::new();
         }
-        let mut exited: Vec<&ObservedProcess> = self.exited.iter().collect();
+        let mut exited: Vec<&ObservedProcess> = self.exited_processes.iter().collect();
         exited.sort_by_key(|process| (process.is_loader, Reverse(process.ended_ns)));
         let mut kept: BTreeMap<TenantId, usize> = BTreeMap::new();
         exited.retain(|process| {
@@ -324,7 +331,7 @@ impl ProcessTable {
         }
         self.rounds_since_identity_refresh = 0;
         let keys: Vec<ProcessKey> = self
-            .running
+            .running_processes
             .values()
             .map(ObservedProcess::discovery_key)
             .collect();
@@ -334,7 +341,7 @@ impl ProcessTable {
 
     /// Marks processes as observed incompletely, because a library that they map was changed.
     pub(super) fn mark_incomplete(&mut self, processes: &BTreeSet<ProcessKey>) {
-        let running = self.running.values_mut();
+        let running = self.running_processes.values_mut();
         for process in running.filter(|process| processes.contains(&process.discovery_key())) {
             process.mark_incomplete(monotonic_ns());
         }

@@ -35,12 +35,12 @@ pub(super) struct SampledProcesses {
 struct SampledProcess {
     pid: u32,
     /// Probed calls when the process was chosen.
-    hits: u64,
+    probe_hits: u64,
 }
 
 impl SampledProcesses {
     /// A sentence for users, if the kernel does not sample.
-    pub(super) fn problem(&self) -> Option<String> {
+    pub(super) fn describe_refusal(&self) -> Option<String> {
         let refusal = self.refusal.as_ref()?;
         Some(format!("phases cannot be sampled: {refusal}"))
     }
@@ -63,12 +63,12 @@ impl Observer {
             return;
         };
         let mut pids = pids_on_one_gpu(gpu_processes);
-        let running = self.processes.running.iter();
+        let running = self.processes.running_processes.iter();
         let chosen = running.filter(|(_, process)| pids.contains(&process.pid));
         let chosen = chosen.filter(|(_, process)| !self.are_calls_seen(process));
         let chosen = chosen.map(|(handle, process)| {
-            let (pid, hits) = (process.pid, process.hits());
-            (*handle, SampledProcess { pid, hits })
+            let (pid, probe_hits) = (process.pid, process.probe_hits());
+            (*handle, SampledProcess { pid, probe_hits })
         });
         let before = std::mem::replace(&mut sampled.by_handle, chosen.collect());
         for (handle, process) in before {
@@ -79,7 +79,7 @@ impl Observer {
         for handle in sampled.by_handle.keys() {
             self.kernel.set_sampled_phases(*handle, true);
         }
-        for process in self.processes.running.values() {
+        for process in self.processes.running_processes.values() {
             pids.remove(&process.pid);
         }
         for pid in pids {
@@ -93,7 +93,7 @@ impl Observer {
     fn are_calls_seen(&self, process: &ObservedProcess) -> bool {
         !self.is_suspended
             && !process.is_uncounted()
-            && process.hits() > 0
+            && process.probe_hits() > 0
             && self.has_probed_library(process)
     }
 
@@ -145,7 +145,8 @@ impl Observer {
     fn needs_samples(&self, handle: u32, process: SampledProcess) -> bool {
         let record = self.kernel.process_record(handle);
         record.is_some_and(|record| {
-            record.ended_ns == 0 && (record.hits == process.hits || record.is_uncounted != 0)
+            record.ended_ns == 0
+                && (record.probe_hits == process.probe_hits || record.is_uncounted != 0)
         })
     }
 

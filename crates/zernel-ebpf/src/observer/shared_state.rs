@@ -131,15 +131,15 @@ impl PinDirectory {
     /// running, although its last beat is recent.
     fn live_owner(&self) -> Option<u32> {
         let first = self.read_heartbeat()?;
-        if first.is_alive(monotonic_ns()) && is_running(first.owner) {
-            return Some(first.owner);
+        if first.is_alive(monotonic_ns()) && is_running(first.owner_pid) {
+            return Some(first.owner_pid);
         }
         // The owner's pid may be one of another namespace: the owner runs if it beats again.
         while first.is_alive(monotonic_ns()) {
             thread::sleep(Duration::from_millis(20));
             let next = self.read_heartbeat()?;
             if next.beat_ns != first.beat_ns {
-                return (next.beat_ns != 0).then_some(next.owner);
+                return (next.beat_ns != 0).then_some(next.owner_pid);
             }
         }
         None

@@ -15,7 +15,7 @@ impl Observer {
         // Reads the step marks from before the suspension. If that fails, the next `read` reports the error.
         let _ = self.read_step_marks();
         let now_ns = monotonic_ns();
-        for process in self.processes.running.values_mut() {
+        for process in self.processes.running_processes.values_mut() {
             process.suspend_counting(&self.governor.sampled_symbols(), now_ns);
         }
         self.is_suspended = true;
@@ -36,7 +36,7 @@ impl Observer {
         self.kernel.set_suspended(false);
         self.kernel.trace_coverage(CoverageChange::Probes(true));
         self.governor.restart_event_tracking(&self.kernel);
-        let running: Vec<u32> = self.processes.running.keys().copied().collect();
+        let running: Vec<u32> = self.processes.running_processes.keys().copied().collect();
         for handle in running {
             self.resume_process(handle);
         }
@@ -44,7 +44,7 @@ impl Observer {
 
     /// Counts the calls of a process again. Its coverage starts anew.
     pub(super) fn resume_process(&mut self, handle: u32) {
-        let Some(process) = self.processes.running.get_mut(&handle) else {
+        let Some(process) = self.processes.running_processes.get_mut(&handle) else {
             return;
         };
         if process.is_uncounted() || self.is_suspended {
@@ -56,7 +56,7 @@ impl Observer {
         for symbol in self.governor.sampled_symbols() {
             let steps = &process.steps;
             process
-                .counts
+                .call_counts
                 .begin_sampling(symbol, &counters, now_ns, steps);
         }
     }

@@ -92,11 +92,11 @@ const MAX_NAMED_TENANTS: usize = 8;
 
 /// The tenants of observed processes.
 pub(crate) struct TenantRegistry {
-    counts: MappedArray<layout::Tenant>,
+    tenant_rows: MappedArray<layout::Tenant>,
     indices: MapHandle,
     free_tenant_indices: MapHandle,
     parents: MapHandle,
-    subordinates: MappedArray<layout::SubordinateRange>,
+    subordinate_ranges: MappedArray<layout::SubordinateRange>,
     written_tables: Mutex<WrittenTables>,
     /// Indices that were deleted from `indices` and are not free yet: a program may have read one just before.
     indices_to_free: Mutex<Vec<u32>>,
@@ -104,29 +104,29 @@ pub(crate) struct TenantRegistry {
 
 /// The maps that hold tenants.
 pub(super) struct TenantMaps {
-    pub(super) counts: MapHandle,
+    pub(super) tenant_rows: MapHandle,
     pub(super) indices: MapHandle,
     pub(super) free_tenant_indices: MapHandle,
     pub(super) parents: MapHandle,
-    pub(super) subordinates: MapHandle,
+    pub(super) subordinate_ranges: MapHandle,
 }
 
 /// The latest contents of the two maps by which BPF programs find the tenant of a process.
 #[derive(Default)]
 struct WrittenTables {
     parents: Vec<layout::CgroupKey>,
-    subordinates: Option<Arc<SubordinateUids>>,
+    subordinate_ranges: Option<Arc<SubordinateUids>>,
 }
 
 impl TenantRegistry {
     /// Creates a registry in which all indices of tenants are free.
     pub(super) fn new(maps: TenantMaps) -> libbpf_rs::Result<Self> {
         let tenants = Self {
-            counts: MappedArray::new(&maps.counts, TENANTS)?,
+            tenant_rows: MappedArray::new(&maps.tenant_rows, TENANTS)?,
             indices: maps.indices,
             free_tenant_indices: maps.free_tenant_indices,
             parents: maps.parents,
-            subordinates: MappedArray::new(&maps.subordinates, SUBORDINATE_RANGES)?,
+            subordinate_ranges: MappedArray::new(&maps.subordinate_ranges, SUBORDINATE_RANGES)?,
             written_tables: Mutex::default(),
             indices_to_free: Mutex::default(),
         };
@@ -152,7 +152,7 @@ impl TenantRegistry {
         for hierarchy in CgroupHierarchy::ALL {
             for parent in hierarchy.tenant_parents() {
                 let key = layout::CgroupKey {
-                    id: parent.id,
+                    cgroup_inode: parent.id,
                     hierarchy: hierarchy as u32,
                     reserved: 0,
                 };
@@ -163,7 +163,7 @@ impl TenantRegistry {
         }
         let is_listed = |key: &layout::CgroupKey| {
             let mut listed = listed.iter();
-            listed.any(|it| (it.id, it.hierarchy) == (key.id, key.hierarchy))
+            listed.any(|it| (it.cgroup_inode, it.hierarchy) == (key.cgroup_inode, key.hierarchy))
         };
         for key in written.parents.iter().filter(|key| !is_listed(key)) {
             // Its cgroup was removed. A new cgroup may get the id of the removed one.
@@ -171,39 +171,39 @@ impl TenantRegistry {
         }
         written.parents = listed;
         let table = SubordinateUids::read_from_machine();
-        if written.subordinates.as_ref() != Some(&table) {
+        if written.subordinate_ranges.as_ref() != Some(&table) {
             self.write_subordinates(&table);
-            written.subordinates = Some(table);
+            written.subordinate_ranges = Some(table);
         }
         Ok(())
     }
 
     fn write_subordinates(&self, table: &SubordinateUids) {
         const UNUSED_RANGE: layout::SubordinateRange = layout::SubordinateRange {
-            first: u32::MAX,
-            last: 0,
-            user: 0,
+            first_uid: u32::MAX,
+            last_uid: 0,
+            owner_uid: 0,
             reserved: 0,
         };
         let mut ranges = table.ranges().to_vec();
-        ranges.sort_by_key(|range| range.first);
+        ranges.sort_by_key(|range| range.first_uid);
         let ranges = ranges.iter().map(|range| layout::SubordinateRange {
-            first: range.first,
-            last: range.last,
-            user: range.user,
+            first_uid: range.first_uid,
+            last_uid: range.last_uid,
+            owner_uid: range.owner_uid,
             reserved: 0,
         });
         let all = ranges.chain(std::iter::repeat_with(|| UNUSED_RANGE));
         for (index, range) in all.take(SUBORDINATE_RANGES).enumerate() {
-            self.subordinates.write(index, &range);
+            self.subordinate_ranges.write(index, &range);
         }
     }
 
     /// Counts entries of a tenant that userspace has deleted from a table.
     pub(super) fn count_deleted(&self, tenant: u32, table: TenantTable, entries: u64) {
-        let offset = offset_of!(layout::Tenant, used) + table as usize * size_of::<u64>();
+        let offset = offset_of!(layout::Tenant, used_entries) + table as usize * size_of::<u64>();
         for index in [ALL_TENANTS, tenant as usize] {
-            let used = self.counts.word(index, offset);
+            let used = self.tenant_rows.word(index, offset);
             used.fetch_sub(entries, Ordering::Relaxed);
         }
     }
@@ -211,9 +211,9 @@ impl TenantRegistry {
     /// The tenant with an index.
     pub(super) fn tenant_id_of(&self, index: u32) -> TenantId {
         // The index comes from the kernel.
-        let key = self.counts.read(index as usize % TENANTS).key;
+        let key = self.tenant_rows.read(index as usize % TENANTS).key;
         TenantId {
-            cgroup: key.cgroup.id,
+            cgroup: key.cgroup.cgroup_inode,
             hierarchy: key.cgroup.hierarchy,
             uid: key.uid,
         }
@@ -221,7 +221,7 @@ impl TenantRegistry {
 
     /// Number of events that were refused because the rest of a table is reserved.
     pub(super) fn refused_events_of(&self, table: TenantTable) -> u64 {
-        self.counts.read(ALL_TENANTS).refused[table as usize]
+        self.tenant_rows.read(ALL_TENANTS).refused_events[table as usize]
     }
 
     /// Number of tenants that have an index.
@@ -232,23 +232,27 @@ impl TenantRegistry {
 
     /// Stores the number of entries of the largest tenant, for each table. BPF programs only raise these numbers, so
     /// userspace lowers them.
-    pub(super) fn update_largest(&self) {
-        let tenants = (OTHER_TENANTS..TENANTS).map(|index| self.counts.read(index).used);
+    pub(super) fn update_most_entries_of_tenant(&self) {
+        let tenants =
+            (OTHER_TENANTS..TENANTS).map(|index| self.tenant_rows.read(index).used_entries);
         let tenants: Vec<_> = tenants.collect();
         for table in TenantTable::ALL {
             let entries = tenants.iter().map(|used| used[table as usize]);
             let largest = entries.max().unwrap_or(0).max(0);
-            let offset = offset_of!(layout::Tenant, largest) + table as usize * size_of::<i64>();
-            let word = self.counts.word(ALL_TENANTS, offset);
+            let offset = offset_of!(layout::Tenant, most_entries_of_tenant)
+                + table as usize * size_of::<i64>();
+            let word = self.tenant_rows.word(ALL_TENANTS, offset);
             word.store(largest as u64, Ordering::Relaxed);
         }
     }
 
     /// Lets all tenants have their share of step marks again, because all marks were read.
     pub(super) fn reset_step_mark_counts(&self) {
-        let offset = offset_of!(layout::Tenant, marks);
+        let offset = offset_of!(layout::Tenant, unread_step_marks);
         for index in OTHER_TENANTS..TENANTS {
-            self.counts.word(index, offset).store(0, Ordering::Relaxed);
+            self.tenant_rows
+                .word(index, offset)
+                .store(0, Ordering::Relaxed);
         }
     }
 
@@ -261,7 +265,8 @@ impl TenantRegistry {
             .unwrap_or_else(PoisonError::into_inner);
         // An index that was unlisted in an earlier round is in use by no program, so nothing is counted under it from now on.
         for index in indices_to_free.extract_if(.., |index| self.is_unused(*index)) {
-            self.counts.write(index as usize, &layout::Tenant::EMPTY);
+            self.tenant_rows
+                .write(index as usize, &layout::Tenant::EMPTY);
             self.free_index(index)?;
         }
         let listed: Vec<(layout::TenantKey, u32)> = map_batches::read_all_entries(&self.indices)?;
@@ -277,12 +282,12 @@ impl TenantRegistry {
     }
 
     fn was_refused(&self, index: u32) -> bool {
-        let refused = self.counts.read(index as usize).refused;
+        let refused = self.tenant_rows.read(index as usize).refused_events;
         refused.iter().any(|events| *events > 0)
     }
 
     fn is_unused(&self, index: u32) -> bool {
-        let used = self.counts.read(index as usize).used;
+        let used = self.tenant_rows.read(index as usize).used_entries;
         used.iter().all(|entries| *entries <= 0)
     }
 
@@ -295,7 +300,7 @@ impl TenantRegistry {
         if refused.is_empty() {
             return Vec::new();
         }
-        let tenants = (FIRST_TENANT..TENANTS).map(|index| self.counts.read(index));
+        let tenants = (FIRST_TENANT..TENANTS).map(|index| self.tenant_rows.read(index));
         let tenants: Vec<layout::Tenant> = tenants.collect();
         let sentences = refused.into_iter().map(|(table, refused)| {
             let events = table.refused_entry_word();
@@ -309,7 +314,7 @@ impl TenantRegistry {
 
 /// The names of the tenants whose entries a table refused, those with the most refusals first.
 fn names_of_refused(tenants: &[layout::Tenant], table: TenantTable) -> String {
-    let refused = |tenant: &&layout::Tenant| tenant.refused[table as usize];
+    let refused = |tenant: &&layout::Tenant| tenant.refused_events[table as usize];
     let mut tenants: Vec<_> = tenants.iter().filter(|it| refused(it) > 0).collect();
     tenants.sort_by_key(|tenant| std::cmp::Reverse(refused(tenant)));
     let named = tenants.iter().take(MAX_NAMED_TENANTS);
@@ -323,7 +328,7 @@ fn names_of_refused(tenants: &[layout::Tenant], table: TenantTable) -> String {
 }
 
 fn name_of_tenant(key: &layout::TenantKey) -> String {
-    if key.cgroup.id == 0 {
+    if key.cgroup.cgroup_inode == 0 {
         return Tenant::User(key.uid).to_string();
     }
     let hierarchy = match key.cgroup.hierarchy == CgroupHierarchy::Memory as u32 {
@@ -333,7 +338,7 @@ fn name_of_tenant(key: &layout::TenantKey) -> String {
     let tenant = tenant_with_cgroup(
         &hierarchy.mount_point(),
         &hierarchy.tenant_parents(),
-        key.cgroup.id,
+        key.cgroup.cgroup_inode,
     );
     tenant.map_or("a pod or job that has ended".to_owned(), |it| {
         it.to_string()
@@ -347,7 +352,7 @@ mod tests {
     fn tenant_of_user(uid: u32, refused: u64) -> layout::Tenant {
         let mut tenant = layout::Tenant::EMPTY;
         tenant.key.uid = uid;
-        tenant.refused[TenantTable::Processes as usize] = refused;
+        tenant.refused_events[TenantTable::Processes as usize] = refused;
         tenant
     }
 
@@ -376,7 +381,7 @@ mod tests {
     #[test]
     fn a_tenant_whose_cgroup_was_removed_has_a_name() {
         let mut key = layout::Tenant::EMPTY.key;
-        key.cgroup.id = u64::MAX;
+        key.cgroup.cgroup_inode = u64::MAX;
         assert_eq!(name_of_tenant(&key), "a pod or job that has ended");
     }
 }

@@ -42,7 +42,7 @@ mirrors! {
 
         pub(crate) struct Counter = "zernel_counter" {
             calls: u64,
-            failed: u64,
+            failed_calls: u64,
             bytes: u64,
         }
 
@@ -52,9 +52,9 @@ mirrors! {
 
         pub(crate) struct ProcessMarks = "zernel_process_marks" {
             launches: u32,
-            last: u32,
+            last_mark: u32,
             since_ns: u64,
-            count: [u32; StepMarkClass::ALL.len()],
+            interval_marks: [u32; StepMarkClass::ALL.len()],
             missing_classes: u32,
             reserved: u32,
             launched_ns: u64,
@@ -99,7 +99,7 @@ mirrors! {
         }
 
         pub(crate) struct CgroupKey = "zernel_cgroup_key" {
-            id: u64,
+            cgroup_inode: u64,
             hierarchy: u32,
             reserved: u32,
         }
@@ -111,17 +111,17 @@ mirrors! {
         }
 
         pub(crate) struct Tenant = "zernel_tenant" {
-            used: [i64; TenantTable::ALL.len()],
-            refused: [u64; TenantTable::ALL.len()],
-            largest: [i64; TenantTable::ALL.len()],
-            marks: u64,
+            used_entries: [i64; TenantTable::ALL.len()],
+            refused_events: [u64; TenantTable::ALL.len()],
+            most_entries_of_tenant: [i64; TenantTable::ALL.len()],
+            unread_step_marks: u64,
             key: TenantKey,
         }
 
         pub(crate) struct SubordinateRange = "zernel_subordinate_range" {
-            first: u32,
-            last: u32,
-            user: u32,
+            first_uid: u32,
+            last_uid: u32,
+            owner_uid: u32,
             reserved: u32,
         }
 
@@ -252,13 +252,13 @@ mirrors! {
 
 impl Tenant {
     pub(crate) const EMPTY: Self = Self {
-        used: [0; TenantTable::ALL.len()],
-        refused: [0; TenantTable::ALL.len()],
-        largest: [0; TenantTable::ALL.len()],
-        marks: 0,
+        used_entries: [0; TenantTable::ALL.len()],
+        refused_events: [0; TenantTable::ALL.len()],
+        most_entries_of_tenant: [0; TenantTable::ALL.len()],
+        unread_step_marks: 0,
         key: TenantKey {
             cgroup: CgroupKey {
-                id: 0,
+                cgroup_inode: 0,
                 hierarchy: 0,
                 reserved: 0,
             },
@@ -290,13 +290,13 @@ macro_rules! mirror_process {
                     first_event_ns: u64,
                     ended_ns: u64,
                     busiest_hits_per_second: u64,
-                    hits: u64,
+                    probe_hits: u64,
                     pid: u32,
                     flags: u32,
                     device: u32,
-                    trainer: u32,
-                    handle: u32,
-                    parent: u32,
+                    trainer_handle: u32,
+                    process_handle: u32,
+                    parent_pid: u32,
                     uid: u32,
                     tenant: u32,
                     step_announcer_tid: u32,
@@ -307,7 +307,7 @@ macro_rules! mirror_process {
                     gpu: u64,
                     comm: [u8; 16],
                     histograms: [u32; DurationKind::COUNT],
-                    loaders: u64,
+                    loader_count: u64,
                     phase_ns: [u64; zernel_phase::WorkloadPhase::ALL.len()],
                     exit_code: u64,
                     marks: ProcessMarks,

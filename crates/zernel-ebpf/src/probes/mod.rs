@@ -418,12 +418,12 @@ impl ProbedFunction {
     }
 
     /// Sets the kind that a call counts as.
-    const fn kind(mut self, kind: CallKind) -> Self {
+    const fn counted_as(mut self, kind: CallKind) -> Self {
         self.kind = kind;
         self
     }
 
-    const fn duration(mut self, kind: DurationKind) -> Self {
+    const fn timed_as(mut self, kind: DurationKind) -> Self {
         self.duration = Some(kind);
         self
     }
@@ -444,14 +444,14 @@ impl ProbedFunction {
         self
     }
 
-    const fn frequent(mut self) -> Self {
+    const fn called_frequently(mut self) -> Self {
         self.is_frequent = true;
         self
     }
 
     const fn sampled_with(mut self, group: SamplingGroup) -> Self {
         self.sampling_group = Some(group);
-        self.frequent()
+        self.called_frequently()
     }
 
     /// Marks a C++ function whose mangled name begins with one of the row's names; reports use `label`.

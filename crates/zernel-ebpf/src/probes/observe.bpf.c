@@ -48,7 +48,7 @@ static __always_inline void count_hit(struct zernel_thread *thread, struct zerne
 {
 	__u64 elapsed_ns = now_ns - thread->hit_interval_start_ns;
 
-	__sync_fetch_and_add(&process->hits, 1);
+	__sync_fetch_and_add(&process->probe_hits, 1);
 	thread->interval_hits++;
 	if (elapsed_ns < HIT_INTERVAL_NS) {
 		if (thread->interval_hits == ALARM_HITS_PER_INTERVAL)
@@ -119,7 +119,7 @@ static __always_inline void note_announcement(struct zernel_thread *thread,
 static __always_inline void observe_event(struct zernel_thread *thread, __u32 symbol, __u32 event,
 					  __u64 now_ns)
 {
-	zernel_observe_event(now_ns, event, burst_ns_of(thread, now_ns), thread->process, symbol);
+	zernel_observe_event(now_ns, event, burst_ns_of(thread, now_ns), thread->process_handle, symbol);
 }
 
 /* Notes that the current thread may prepare its next batch itself, after an optimizer step or a sync.
@@ -149,7 +149,7 @@ static __always_inline void trace_call_without_event(struct zernel_thread *threa
 		return;
 	state = zernel_get_or_create_task(bpf_get_current_task_btf(), now_ns);
 	if (state)
-		zernel_trace_if_enabled(state, thread->process, now_ns, ZERNEL_TRACE_CALL, symbol);
+		zernel_trace_if_enabled(state, thread->process_handle, now_ns, ZERNEL_TRACE_CALL, symbol);
 }
 
 /* Handles the entry of a probed call. Returns 1 if the return of the call need not be probed. */
@@ -169,7 +169,7 @@ static __always_inline int observe_entry(struct pt_regs *ctx)
 	thread = zernel_current_thread(now_ns);
 	if (!thread)
 		return 1;
-	process = zernel_process(thread->process);
+	process = zernel_process(thread->process_handle);
 	if (!process)
 		return 1;
 	count_hit(thread, process, now_ns);
@@ -181,8 +181,8 @@ static __always_inline int observe_entry(struct pt_regs *ctx)
 	if (!call)
 		return 1;
 	call->symbol = id;
-	call->scratch[0] = 0;
-	call->scratch[1] = 0;
+	call->probe_values[0] = 0;
+	call->probe_values[1] = 0;
 	call->return_address = 0;
 	zernel_read_argument_registers(ctx, registers);
 	for (int i = 0; i < ZERNEL_KEPT_ARGUMENTS; i++) {
@@ -191,7 +191,7 @@ static __always_inline int observe_entry(struct pt_regs *ctx)
 		call->arguments[i] = nth ? zernel_nth_argument(registers, stack, nth) : 0;
 	}
 	probe_enter(symbol, thread, call);
-	zernel_mark_step(symbol, symbol->mark, process, thread->process, now_ns);
+	zernel_mark_step(symbol, symbol->mark, process, thread->process_handle, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE) {
 		end_waits(thread, process, symbol->enter_event, now_ns);
 		observe_event(thread, id, symbol->enter_event, now_ns);
@@ -216,7 +216,7 @@ static __always_inline int observe_return(struct pt_regs *ctx)
 
 	call = thread ? zernel_pop_call(thread, stack) : NULL;
 	symbol = call ? zernel_symbol(call->symbol) : NULL;
-	counter = call ? zernel_counter(thread->process, call->symbol) : NULL;
+	counter = call ? zernel_counter(thread->process_handle, call->symbol) : NULL;
 	if (!symbol || !counter)
 		return 0;
 	failed = symbol->flags & ZERNEL_RETURNS_STATUS && probe_failed(symbol, result);
@@ -224,18 +224,18 @@ static __always_inline int observe_return(struct pt_regs *ctx)
 	barrier_var(failed);
 	probe_leave(symbol, thread, call, now_ns, result, failed);
 	if (failed)
-		__sync_fetch_and_add(&counter->failed, 1);
+		__sync_fetch_and_add(&counter->failed_calls, 1);
 	else if (symbol->bytes_argument)
 		__sync_fetch_and_add(&counter->bytes,
 				     call->arguments[(symbol->bytes_argument - 1U) % ZERNEL_KEPT_ARGUMENTS]);
 	__sync_fetch_and_add(&counter->calls, 1);
 	if (symbol->duration_kind != ZERNEL_NONE)
-		zernel_observe_duration(thread->process, symbol->duration_kind, now_ns - call->since_ns);
+		zernel_observe_duration(thread->process_handle, symbol->duration_kind, now_ns - call->since_ns);
 	if (symbol->leave_event == ZERNEL_GPU_SYNC_LEAVE)
-		observe_sync_for_collective(thread->process, now_ns);
+		observe_sync_for_collective(thread->process_handle, now_ns);
 	if (symbol->leave_event != ZERNEL_NONE)
 		observe_event(thread, call->symbol, symbol->leave_event, now_ns);
-	process = zernel_process(thread->process);
+	process = zernel_process(thread->process_handle);
 	/* A thread that prepares its batch itself launches after it has copied the batch. */
 	if (process && note_end_of_step(thread, process, symbol->leave_event, now_ns))
 		return 0;
@@ -267,8 +267,8 @@ static __always_inline int observe_entry_only(struct pt_regs *ctx)
 	thread = symbol->flags & ZERNEL_IS_NO_ML_EVIDENCE ?
 			 find_observed_thread(bpf_get_current_task_btf()) :
 			 zernel_current_thread(now_ns);
-	process = thread ? zernel_process(thread->process) : NULL;
-	counter = process ? zernel_counter(thread->process, id) : NULL;
+	process = thread ? zernel_process(thread->process_handle) : NULL;
+	counter = process ? zernel_counter(thread->process_handle, id) : NULL;
 	if (!counter)
 		return 0;
 	count_hit(thread, process, now_ns);
@@ -282,7 +282,7 @@ static __always_inline int observe_entry_only(struct pt_regs *ctx)
 	end_waits(thread, process, entry.event, now_ns);
 	if (!is_outside_steps(entry.event))
 		probe_mark(symbol, thread, process, now_ns);
-	zernel_mark_step(symbol, entry.mark, process, thread->process, now_ns);
+	zernel_mark_step(symbol, entry.mark, process, thread->process_handle, now_ns);
 	if (entry.event != ZERNEL_NONE)
 		observe_event(thread, id, entry.event, now_ns);
 	else
@@ -350,7 +350,7 @@ static __always_inline void add_phases_to_process(struct task_struct *task,
 						  struct zernel_thread *thread)
 {
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
-	struct zernel_process *process = zernel_process(thread->process);
+	struct zernel_process *process = zernel_process(thread->process_handle);
 
 	if (!state || !process || !(state->tracker.flags & ZERNEL_TRAINING_THREAD))
 		return;
@@ -379,11 +379,11 @@ static __always_inline void trace_exit(struct task_struct *task, struct zernel_t
 {
 	struct zernel_task_state *state;
 
-	if (!zernel_traces_events || !thread->process)
+	if (!zernel_traces_events || !thread->process_handle)
 		return;
 	state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
 	if (state)
-		zernel_trace_if_enabled(state, thread->process, bpf_ktime_get_ns(), ZERNEL_TRACE_EXIT,
+		zernel_trace_if_enabled(state, thread->process_handle, bpf_ktime_get_ns(), ZERNEL_TRACE_EXIT,
 			     ZERNEL_NONE);
 }
 

@@ -16,18 +16,18 @@ use zernel_testkit::target::{
     Driver, Stage, Target, TargetRole, call, end_part_and_wait, out_pointer, stage_directory,
 };
 
-use crate::counts::launch_only;
+use crate::counts::target_launch_only;
 use crate::harness::{find_process, observe_stage};
 use crate::processes::{expect_child_success, fork_child, fork_waiting_child};
 
 pub(crate) const CHURN_ROLES: &[(&str, TargetRole)] = &[
-    ("exits_slowly", exits_slowly),
-    ("fills_the_indices", fills_the_indices),
-    ("short_children", forks_short_children),
-    ("holds_memory", holds_memory),
-    ("destroys_contexts", destroys_contexts),
-    ("empties_early_contexts", empties_early_contexts),
-    ("changes_its_user", changes_its_user),
+    ("exits_slowly", target_exits_slowly),
+    ("fills_the_indices", target_fills_the_indices),
+    ("short_children", target_forks_short_children),
+    ("holds_memory", target_holds_memory),
+    ("destroys_contexts", target_destroys_contexts),
+    ("empties_early_contexts", target_empties_early_contexts),
+    ("changes_its_user", target_changes_its_user),
 ];
 
 /// The file with what a target reports to its test.
@@ -44,8 +44,8 @@ fn numbers_in_report(stage: &Path) -> Vec<u64> {
 }
 
 /// Exits with `sockets` open packet sockets. At exit the kernel closes the sockets one by one, and waits for each.
-fn exits_slowly(driver: &Driver, sockets: u64) {
-    launch_only(driver, 1);
+fn target_exits_slowly(driver: &Driver, sockets: u64) {
+    target_launch_only(driver, 1);
     for _ in 0..sockets {
         // SAFETY: a system call that takes plain numbers. The socket stays open.
         let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
@@ -63,8 +63,8 @@ const CHILDREN_PER_PART: usize = 380;
 const PATIENT_CHILDREN: usize = 300;
 
 /// Has [`SHORT_CHILDREN`] children that exit at once, then [`PATIENT_CHILDREN`] that stay.
-fn fills_the_indices(driver: &Driver, _rounds: u64) {
-    launch_only(driver, 1);
+fn target_fills_the_indices(driver: &Driver, _rounds: u64) {
+    target_launch_only(driver, 1);
     for _ in 0..SHORT_CHILDREN / CHILDREN_PER_PART {
         fork_children_that_exit(CHILDREN_PER_PART);
         end_part_and_wait();
@@ -76,8 +76,8 @@ fn fills_the_indices(driver: &Driver, _rounds: u64) {
 }
 
 /// Forks `children` children that exit at once.
-fn forks_short_children(driver: &Driver, children: u64) {
-    launch_only(driver, 1);
+fn target_forks_short_children(driver: &Driver, children: u64) {
+    target_launch_only(driver, 1);
     fork_children_that_exit(children as usize);
 }
 
@@ -133,7 +133,7 @@ fn is_exiting(pid: u32) -> bool {
 }
 
 /// Allocates `allocations` times.
-fn holds_memory(driver: &Driver, allocations: u64) {
+fn target_holds_memory(driver: &Driver, allocations: u64) {
     driver.open_first_device();
     for _ in 0..allocations {
         driver.allocate_memory(64);
@@ -164,7 +164,7 @@ pub(crate) fn many_exits_are_cleaned_up_in_one_pass() {
 }
 
 /// Creates and destroys contexts without memory, and reports the median time of a destruction in nanoseconds.
-fn destroys_contexts(driver: &Driver, rounds: u64) {
+fn target_destroys_contexts(driver: &Driver, rounds: u64) {
     let cuda = driver.cuda();
     driver.open_first_device();
     let destroy = |_| {
@@ -193,7 +193,7 @@ pub(crate) fn destroying_a_context_is_quick_among_many_allocations() {
 
 /// Opens the device and another context before the process is observed, and allocates in both and destroys one
 /// afterwards.
-fn empties_early_contexts(driver: &Driver, _rounds: u64) {
+fn target_empties_early_contexts(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     driver.open_first_device();
     let (mut primary, mut other) = (0_u64, 0_u64);
@@ -249,8 +249,8 @@ fn bytes_of_callers(observer: &Observer, pid: u32) -> u64 {
 const UNKNOWN_UID: u32 = 54_321;
 
 /// Has a child that changes its user and has a child of its own, which exits at once.
-fn changes_its_user(driver: &Driver, _rounds: u64) {
-    launch_only(driver, 1);
+fn target_changes_its_user(driver: &Driver, _rounds: u64) {
+    target_launch_only(driver, 1);
     let child = fork_child(|| {
         // SAFETY: a system call that takes a plain number.
         assert_eq!(unsafe { libc::setuid(UNKNOWN_UID) }, 0);

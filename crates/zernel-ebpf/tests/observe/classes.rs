@@ -18,8 +18,8 @@ use crate::bpffs::{MountedBpffs, open_pinned_map, set_value_of_task, value_of_ta
 use crate::harness::{options_that_count_everything, start_observer};
 
 pub(crate) const CLASS_ROLES: &[(&str, TargetRole)] = &[
-    ("trains_with_a_loader", train_with_a_loader),
-    ("reads_its_loss", read_loss),
+    ("trains_with_a_loader", target_train_with_a_loader),
+    ("reads_its_loss", target_read_loss),
 ];
 
 /// How long each part of the target's work takes.
@@ -27,7 +27,7 @@ const PART_TIME: Duration = Duration::from_millis(1_500);
 const LOADER_PID_FILE: &str = "loader";
 
 /// Forks a loader, then waits for the GPU, then launches: three parts.
-fn train_with_a_loader(driver: &Driver, _rounds: u64) {
+fn target_train_with_a_loader(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
     let device = driver.allocate_memory(4096);
     driver.copy_to_device(device, &mut [0; 4096]);
@@ -51,7 +51,7 @@ fn train_with_a_loader(driver: &Driver, _rounds: u64) {
 const STEP_TIME: Duration = Duration::from_millis(5);
 
 /// Steps whose loss is read into pageable memory, as `item()` does: the copy returns when the GPU is done.
-fn read_loss(driver: &Driver, steps: u64) {
+fn target_read_loss(driver: &Driver, steps: u64) {
     driver.open_first_device();
     let device = driver.allocate_memory(4096);
     let kernel = driver.load_kernel("step", STEP_TIME);

@@ -13,13 +13,13 @@ use crate::harness::{
 };
 
 pub(crate) const CALL_COUNT_TARGETS: &[(&str, TargetRole)] = &[
-    ("everything", make_every_kind_of_call),
-    ("launches", launch_only),
-    ("launches_of_two_threads", launches_of_two_threads),
+    ("everything", target_make_every_kind_of_call),
+    ("launches", target_launch_only),
+    ("launches_of_two_threads", target_launches_of_two_threads),
 ];
 
 /// Uses every kind of call once a round, some of them so that they fail.
-pub(crate) fn make_every_kind_of_call(driver: &Driver, rounds: u64) {
+pub(crate) fn target_make_every_kind_of_call(driver: &Driver, rounds: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
     let cuda = driver.cuda();
@@ -98,7 +98,7 @@ fn memcpy_3d(from: u64, to: u64) -> [u64; 25] {
 }
 
 /// Only launches.
-pub(crate) fn launch_only(driver: &Driver, rounds: u64) {
+pub(crate) fn target_launch_only(driver: &Driver, rounds: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
     for _ in 0..rounds {
@@ -107,10 +107,10 @@ pub(crate) fn launch_only(driver: &Driver, rounds: u64) {
     call!(driver.cuda(), "cuCtxSynchronize");
 }
 
-fn launches_of_two_threads(driver: &Driver, rounds: u64) {
+fn target_launches_of_two_threads(driver: &Driver, rounds: u64) {
     thread::scope(|scope| {
         for _ in 0..2 {
-            scope.spawn(|| launch_only(driver, rounds / 2));
+            scope.spawn(|| target_launch_only(driver, rounds / 2));
         }
     });
 }

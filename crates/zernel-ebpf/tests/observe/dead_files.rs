@@ -38,26 +38,26 @@ pub(crate) fn refusal_in_ledger(observer: &Observer, path: &str) -> Option<Strin
 }
 
 pub(crate) const DEAD_FILE_ROLES: &[(&str, TargetRole)] = &[
-    ("maps_dead_files", maps_dead_files),
-    ("maps_dead_environment", maps_dead_environment),
-    ("maps_overlay_file", maps_overlay_file),
+    ("maps_dead_files", target_maps_dead_files),
+    ("maps_dead_environment", target_maps_dead_environment),
+    ("maps_overlay_file", target_maps_overlay_file),
 ];
 
 /// The names of a library and of a dynamic loader.
 const DEAD_FILE_NAMES: [&str; 2] = ["libcuda.so.1", "ld-linux-x86-64.so.2"];
 
-fn maps_dead_files(_driver: &Driver, _rounds: u64) {
+fn target_maps_dead_files(_driver: &Driver, _rounds: u64) {
     for name in DEAD_FILE_NAMES {
         map_code(&stage_directory().join("dead").join(name).join(name));
     }
 }
 
-fn maps_overlay_file(_driver: &Driver, _rounds: u64) {
+fn target_maps_overlay_file(_driver: &Driver, _rounds: u64) {
     map_code(&stage_directory().join("overlay").join(DEAD_FILE_NAMES[0]));
 }
 
 /// Maps a file over the middle of its environment, so that a read of the environment reads the file.
-fn maps_dead_environment(_driver: &Driver, _rounds: u64) {
+fn target_maps_dead_environment(_driver: &Driver, _rounds: u64) {
     let stat = procfs::process::Process::myself().and_then(|own| own.stat());
     let stat = stat.expect("our own process");
     let page = rustix::param::page_size() as u64;

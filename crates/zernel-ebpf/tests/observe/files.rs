@@ -16,31 +16,31 @@ use zernel_testkit::target::{
 };
 use zernel_testkit::{Need, eventually};
 
-use crate::counts::launch_only;
+use crate::counts::target_launch_only;
 use crate::harness::{
     assert_exact, find_process, functions_in_ledger, observe_stage, observed_calls, start_observer,
 };
 
 pub(crate) const FILE_ROLES: &[(&str, TargetRole)] = &[
-    ("loads_and_launches", loads_and_launches),
-    ("maps_garbage", maps_garbage),
-    ("remaps", remaps_files),
+    ("loads_and_launches", target_loads_and_launches),
+    ("maps_garbage", target_maps_garbage),
+    ("remaps", target_remaps_files),
 ];
 
 /// Loads its libraries, waits for the test, and then launches kernels.
-fn loads_and_launches(driver: &Driver, rounds: u64) {
+fn target_loads_and_launches(driver: &Driver, rounds: u64) {
     end_part_and_wait();
-    launch_only(driver, rounds);
+    target_launch_only(driver, rounds);
 }
 
 /// Maps a file that is not a library as if it were one.
-fn maps_garbage(_driver: &Driver, _rounds: u64) {
+fn target_maps_garbage(_driver: &Driver, _rounds: u64) {
     map_code(&stage_directory().join("garbage/libcuda.so.1"));
 }
 
 /// Maps the CUDA driver and a file with the name of another library at the same address, one after the other, until it is
 /// killed.
-fn remaps_files(_driver: &Driver, _rounds: u64) {
+fn target_remaps_files(_driver: &Driver, _rounds: u64) {
     let names = ["lib/libcuda.so.1", "remapped/libnccl.so.2"];
     let files =
         names.map(|name| fs::File::open(stage_directory().join(name)).expect("it is there"));

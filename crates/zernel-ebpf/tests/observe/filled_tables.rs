@@ -18,9 +18,9 @@ use crate::shares::{
 };
 
 pub(crate) const TABLE_FILLING_ROLES: &[(&str, TargetRole)] = &[
-    ("fills_histograms", fills_histograms),
-    ("fills_memory_accounts", fills_memory_accounts),
-    ("floods_step_marks", floods_step_marks),
+    ("fills_histograms", target_fills_histograms),
+    ("fills_memory_accounts", target_fills_memory_accounts),
+    ("floods_step_marks", target_floods_step_marks),
 ];
 
 /// Number of children whose histograms fill the table: each child has one histogram per timed kind of call.
@@ -32,7 +32,7 @@ const TOO_MANY_CONTEXTS: u64 = 13_000;
 const SECOND_UID: u32 = 54_322;
 
 /// Forks children that call one function of each timed kind, and wait. These calls fail, but are timed all the same.
-fn fills_histograms(driver: &Driver, children: u64) {
+fn target_fills_histograms(driver: &Driver, children: u64) {
     driver.open_first_device();
     let (mut done, report) = std::io::pipe().expect("a pipe");
     for _ in 0..children {
@@ -56,7 +56,7 @@ fn fills_histograms(driver: &Driver, children: u64) {
 }
 
 /// Creates contexts with one allocation each.
-fn fills_memory_accounts(driver: &Driver, contexts: u64) {
+fn target_fills_memory_accounts(driver: &Driver, contexts: u64) {
     driver.open_first_device();
     for _ in 0..contexts {
         let mut context = 0_u64;
@@ -72,7 +72,7 @@ fn fills_memory_accounts(driver: &Driver, contexts: u64) {
 }
 
 /// Forks children that wait for the device all the time. These calls fail, but are step marks all the same.
-fn floods_step_marks(driver: &Driver, children: u64) {
+fn target_floods_step_marks(driver: &Driver, children: u64) {
     driver.open_first_device();
     for _ in 0..children {
         fork_child(|| {

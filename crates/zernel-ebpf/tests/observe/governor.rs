@@ -22,17 +22,17 @@ use crate::harness::{
 };
 
 pub(crate) const GOVERNOR_ROLES: &[(&str, TargetRole)] = &[
-    ("launches_for", launches_for),
-    ("paced", launches_at_a_fixed_rate),
-    ("slow", launches_slowly),
-    ("eager", trains_eagerly),
-    ("eager_pooled", trains_eagerly_with_pools),
-    ("checkpoints", reads_tensors_to_checkpoint),
-    ("waits", waits_for_idle_gpu),
+    ("launches_for", target_launches_for),
+    ("paced", target_launches_at_a_fixed_rate),
+    ("slow", target_launches_slowly),
+    ("eager", target_trains_eagerly),
+    ("eager_pooled", target_trains_eagerly_with_pools),
+    ("checkpoints", target_reads_tensors_to_checkpoint),
+    ("waits", target_waits_for_idle_gpu),
 ];
 
 /// Launches as fast as it can for `milliseconds`.
-fn launches_for(driver: &Driver, milliseconds: u64) {
+fn target_launches_for(driver: &Driver, milliseconds: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
     let end = Instant::now() + Duration::from_millis(milliseconds);
@@ -44,7 +44,7 @@ fn launches_for(driver: &Driver, milliseconds: u64) {
 }
 
 /// Launches about 20,000 times per second for `milliseconds`.
-fn launches_at_a_fixed_rate(driver: &Driver, milliseconds: u64) {
+fn target_launches_at_a_fixed_rate(driver: &Driver, milliseconds: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
     let begin = Instant::now();
@@ -60,14 +60,14 @@ fn launches_at_a_fixed_rate(driver: &Driver, milliseconds: u64) {
 }
 
 /// Trains as eager PyTorch does, for `milliseconds`.
-fn trains_eagerly(driver: &Driver, milliseconds: u64) {
+fn target_trains_eagerly(driver: &Driver, milliseconds: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
     train_for(driver, milliseconds, |_| driver.launch_kernel(function));
 }
 
-/// Trains as `trains_eagerly` does, with pool memory for each tensor and an occasional launch by another function.
-fn trains_eagerly_with_pools(driver: &Driver, milliseconds: u64) {
+/// Trains as `target_trains_eagerly` does, with pool memory for each tensor and an occasional launch by another function.
+fn target_trains_eagerly_with_pools(driver: &Driver, milliseconds: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
     train_for(driver, milliseconds, |number| {
@@ -121,7 +121,7 @@ fn train_for(driver: &Driver, milliseconds: u64, operate: impl Fn(u32) + Sync) {
 }
 
 /// Reads many small tensors and a large one, which takes a while, again and again.
-fn reads_tensors_to_checkpoint(driver: &Driver, rounds: u64) {
+fn target_reads_tensors_to_checkpoint(driver: &Driver, rounds: u64) {
     const LARGE_TENSOR_BYTES: usize = 128 << 20;
     driver.open_first_device();
     let device = driver.allocate_memory(LARGE_TENSOR_BYTES as u64);
@@ -143,7 +143,7 @@ fn reads_tensors_to_checkpoint(driver: &Driver, rounds: u64) {
 }
 
 /// Synchronizes an idle GPU as often as it can for `milliseconds`.
-fn waits_for_idle_gpu(driver: &Driver, milliseconds: u64) {
+fn target_waits_for_idle_gpu(driver: &Driver, milliseconds: u64) {
     driver.open_first_device();
     let end = Instant::now() + Duration::from_millis(milliseconds);
     while Instant::now() < end {
@@ -152,7 +152,7 @@ fn waits_for_idle_gpu(driver: &Driver, milliseconds: u64) {
 }
 
 /// Launches 100 times a second.
-fn launches_slowly(driver: &Driver, rounds: u64) {
+fn target_launches_slowly(driver: &Driver, rounds: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
     for _ in 0..rounds {
@@ -195,7 +195,10 @@ pub(crate) fn a_function_is_sampled_while_it_is_called_often() {
     });
     let ceiling = GovernorOptions::default().ceiling;
     watcher.wait_until("the cost is below the ceiling", |observer| {
-        find_process(observer, pid).overhead_cost().busiest_thread < ceiling
+        find_process(observer, pid)
+            .overhead_cost()
+            .busiest_thread_overhead
+            < ceiling
     });
     target.kill();
     let mut observer = watcher.stop();

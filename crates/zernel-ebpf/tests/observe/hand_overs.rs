@@ -17,9 +17,9 @@ use crate::harness::{find_process, observed_calls};
 use crate::torch::{announce_batch, announce_update, load_library, stage_and_observer};
 
 pub(crate) const HAND_OVER_ROLES: &[(&str, TargetRole)] = &[
-    ("awaits_collectives", await_collectives),
-    ("awaits_another_thread", await_another_thread),
-    ("awaits_batches_of_layers", await_batches_of_layers),
+    ("awaits_collectives", target_await_collectives),
+    ("awaits_another_thread", target_await_another_thread),
+    ("awaits_batches_of_layers", target_await_batches_of_layers),
 ];
 
 /// How long a thread of a target waits for its peers in one collective.
@@ -28,7 +28,7 @@ const COLLECTIVE_TIME: Duration = Duration::from_millis(50);
 const OTHER_WORK_TIME: Duration = Duration::from_millis(400);
 
 /// Launches, and waits for another thread, which is in collectives for a part of the wait.
-fn await_collectives(driver: &Driver, _rounds: u64) {
+fn target_await_collectives(driver: &Driver, _rounds: u64) {
     let torch = load_library("libtorch_cpu.so");
     driver.open_first_device();
     announce_batch(&torch);
@@ -133,7 +133,7 @@ fn spin_for(time: Duration) {
 
 /// Gets batches, while another thread ends short waits, as one does that takes Python's lock. Then this thread loads, then
 /// it does nothing for longer than it counts as loading.
-fn await_another_thread(driver: &Driver, _rounds: u64) {
+fn target_await_another_thread(driver: &Driver, _rounds: u64) {
     let torch = load_library("libtorch_cpu.so");
     driver.open_first_device();
     let helper = Helper::start(spin_for);
@@ -183,7 +183,7 @@ pub(crate) fn a_thread_that_ends_short_waits_is_no_loader() {
 }
 
 /// Waits after each optimizer step for a thread that makes a batch with layers, and launches without a copy.
-fn await_batches_of_layers(driver: &Driver, rounds: u64) {
+fn target_await_batches_of_layers(driver: &Driver, rounds: u64) {
     let torch = load_library("libtorch_cpu.so");
     let layers = load_library("libtorch_cpu.so");
     driver.open_first_device();

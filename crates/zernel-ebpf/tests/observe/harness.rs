@@ -124,7 +124,7 @@ pub(crate) fn logged_calls(stage: &Stage, pid: u32) -> BTreeMap<&'static str, Ca
             if *result == 0 || (symbol.starts_with("nccl") && *result == NCCL_IN_PROGRESS) {
                 total.bytes += count.bytes;
             } else {
-                total.failed += count.calls;
+                total.failed_calls += count.calls;
             }
         }
     }

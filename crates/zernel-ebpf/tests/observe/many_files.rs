@@ -15,14 +15,14 @@ use zernel_testkit::target::{Driver, Stage, Target, TargetRole, stage_directory}
 use crate::files::map_code;
 use crate::harness::{assert_exact, functions_in_ledger, observe_stage};
 
-pub(crate) const MANY_FILES_ROLES: &[(&str, TargetRole)] = &[("maps_copies", maps_copies)];
+pub(crate) const MANY_FILES_ROLES: &[(&str, TargetRole)] = &[("maps_copies", target_maps_copies)];
 
 /// More files than one user may have probed.
 const LIBRARY_COPIES: u64 = 450;
 const NOBODY_UID: u32 = 65534;
 
 /// Maps this number of copies of a library.
-fn maps_copies(_driver: &Driver, rounds: u64) {
+fn target_maps_copies(_driver: &Driver, rounds: u64) {
     let user = rustix::process::getuid().as_raw();
     for copy in 0..rounds {
         map_code(&stage_directory().join(format!("copies/libcuda.so.{user}.{copy}")));

@@ -18,13 +18,13 @@ use crate::harness::{
 };
 
 pub(crate) const MEMORY_ROLES: &[(&str, TargetRole)] = &[
-    ("memory", allocates_every_kind),
-    ("two_devices", allocates_on_two_devices),
-    ("nested_contexts", allocates_in_nested_contexts),
-    ("ending_contexts", destroys_contexts_with_memory),
-    ("restless", switches_devices),
-    ("pooled", allocates_from_pool),
-    ("mapped_memory", maps_physical_memory),
+    ("memory", target_allocates_every_kind),
+    ("two_devices", target_allocates_on_two_devices),
+    ("nested_contexts", target_allocates_in_nested_contexts),
+    ("ending_contexts", target_destroys_contexts_with_memory),
+    ("restless", target_switches_devices),
+    ("pooled", target_allocates_from_pool),
+    ("mapped_memory", target_maps_physical_memory),
 ];
 
 /// The smallest allocation of physical memory.
@@ -34,7 +34,7 @@ const PHYSICAL_PAGE_BYTES: u64 = 2 << 20;
 #[repr(C)]
 struct AllocationProperties([u32; 4], [u64; 2]);
 
-fn allocates_every_kind(driver: &Driver, _rounds: u64) {
+fn target_allocates_every_kind(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     driver.open_first_device();
     let first = driver.allocate_memory(1000);
@@ -104,7 +104,7 @@ fn open_both_devices(driver: &Driver) -> [u64; 2] {
     contexts
 }
 
-fn allocates_on_two_devices(driver: &Driver, _rounds: u64) {
+fn target_allocates_on_two_devices(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     let contexts = open_both_devices(driver);
     driver.allocate_memory(1000);
@@ -119,7 +119,7 @@ fn allocates_on_two_devices(driver: &Driver, _rounds: u64) {
 
 /// Alternates between the devices: at depth `n`, `1 << n` bytes are allocated on device `n % 2` on the
 /// way up, and `1000 << n` on the way down.
-fn allocates_in_nested_contexts(driver: &Driver, depth: u64) {
+fn target_allocates_in_nested_contexts(driver: &Driver, depth: u64) {
     let cuda = driver.cuda();
     let contexts = open_both_devices(driver);
     driver.allocate_memory(1);
@@ -136,7 +136,7 @@ fn allocates_in_nested_contexts(driver: &Driver, depth: u64) {
 
 /// Keeps memory from a pool and other memory. For `milliseconds` the target allocates from the pool and frees at once,
 /// as often as it can.
-fn allocates_from_pool(driver: &Driver, milliseconds: u64) {
+fn target_allocates_from_pool(driver: &Driver, milliseconds: u64) {
     let cuda = driver.cuda();
     driver.open_first_device();
     driver.allocate_memory(1000);
@@ -154,7 +154,7 @@ fn allocates_from_pool(driver: &Driver, milliseconds: u64) {
 }
 
 /// Switches to the other device and back about 2,000 times per second for `milliseconds`, then allocates on both.
-fn switches_devices(driver: &Driver, milliseconds: u64) {
+fn target_switches_devices(driver: &Driver, milliseconds: u64) {
     let cuda = driver.cuda();
     let contexts = open_both_devices(driver);
     let switch_and_allocate = |bytes| {
@@ -175,7 +175,7 @@ fn switches_devices(driver: &Driver, milliseconds: u64) {
 }
 
 /// Memory in the device's own context and in another: each is freed with its context.
-fn destroys_contexts_with_memory(driver: &Driver, _rounds: u64) {
+fn target_destroys_contexts_with_memory(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     driver.open_first_device();
     driver.allocate_memory(1000);
@@ -206,7 +206,7 @@ fn create_physical_memory(driver: &Driver) -> u64 {
 }
 
 /// Three pages: one is released before it is unmapped, one after, one is mapped twice.
-fn maps_physical_memory(driver: &Driver, _rounds: u64) {
+fn target_maps_physical_memory(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     driver.open_first_device();
     let handles = [
@@ -436,7 +436,7 @@ fn memory_in_use_by_device(observer: &Observer, target: &Target) -> BTreeMap<u32
         .collect()
 }
 
-/// Memory in use on each device after [`allocates_in_nested_contexts`].
+/// Memory in use on each device after [`target_allocates_in_nested_contexts`].
 fn memory_of_nested_contexts(
     observer: &mut Observer,
     stage: &Stage,

@@ -27,13 +27,13 @@ use crate::harness::{
 };
 
 pub(crate) const NCCL_ROLES: &[(&str, TargetRole)] = &[
-    ("rank", run_rank),
-    ("communicators", create_communicators),
-    ("late_parts", uses_communicators_stored_late),
-    ("broadcasts", broadcasts_by_both_names),
-    ("two_streams", reduces_on_two_streams),
-    ("waits_late", waits_late),
-    ("records", records_events),
+    ("rank", target_run_rank),
+    ("communicators", target_create_communicators),
+    ("late_parts", target_uses_communicators_stored_late),
+    ("broadcasts", target_broadcasts_by_both_names),
+    ("two_streams", target_reduces_on_two_streams),
+    ("waits_late", target_waits_late),
+    ("records", target_records_events),
 ];
 
 const RANK_COUNT: u64 = 2;
@@ -61,7 +61,7 @@ fn split_communicator(driver: &Driver, communicator: u64, color: u64) -> u64 {
 
 /// After each collective it waits for another stream, which does not show the end of the collective, and
 /// then for its own.
-fn run_rank(driver: &Driver, rounds: u64) {
+fn target_run_rank(driver: &Driver, rounds: u64) {
     let rank = own_rank();
     let (cuda, nccl) = (driver.cuda(), driver.nccl());
     driver.open_first_device();
@@ -189,10 +189,13 @@ fn communicator_hashes(observer: &Observer, pid: u32) -> (u64, Vec<u64>) {
         .iter()
         .partition(|communicator| communicator.sequence > 0);
     assert_eq!(whole.len(), 1);
-    (whole[0].hash, parts.iter().map(|part| part.hash).collect())
+    (
+        whole[0].unique_id_hash,
+        parts.iter().map(|part| part.unique_id_hash).collect(),
+    )
 }
 
-fn create_communicators(driver: &Driver, count: u64) {
+fn target_create_communicators(driver: &Driver, count: u64) {
     driver.open_first_device();
     for _ in 0..count {
         let mut id = UniqueId([0; 128]);
@@ -225,7 +228,7 @@ fn split_without_blocking(
 }
 
 /// Splits a communicator in calls that store the new handles only later, uses the first new one once and the second twice.
-fn uses_communicators_stored_late(driver: &Driver, _rounds: u64) {
+fn target_uses_communicators_stored_late(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
     let nccl = driver.nccl();
     let communicator = join_communicator(driver, 0, 1);
@@ -269,7 +272,7 @@ pub(crate) fn communicators_that_are_stored_late_are_seen() {
 
 /// While a long collective runs on one stream, the program waits for a short one on another stream, and
 /// records an event again that had followed the long one.
-fn reduces_on_two_streams(driver: &Driver, _rounds: u64) {
+fn target_reduces_on_two_streams(driver: &Driver, _rounds: u64) {
     let (cuda, nccl) = (driver.cuda(), driver.nccl());
     driver.open_first_device();
     let communicator = join_communicator(driver, own_rank(), RANK_COUNT);
@@ -328,7 +331,7 @@ pub(crate) fn a_wait_ends_only_the_collectives_it_covers() {
 }
 
 /// Calls `ncclAllReduce` `rounds` times, and then waits for all of them.
-fn waits_late(driver: &Driver, rounds: u64) {
+fn target_waits_late(driver: &Driver, rounds: u64) {
     driver.open_first_device();
     let communicator = join_communicator(driver, 0, 1);
     let (data, stream) = (driver.allocate_memory(100), create_stream(driver));
@@ -363,7 +366,7 @@ pub(crate) fn lost_collectives_are_counted() {
 
 /// For `milliseconds`, runs collectives on one stream. An event makes a second stream wait for each, and the program
 /// synchronizes that one. Between collectives the program records events as fast as it can.
-fn records_events(driver: &Driver, milliseconds: u64) {
+fn target_records_events(driver: &Driver, milliseconds: u64) {
     driver.open_first_device();
     let communicator = join_communicator(driver, 0, 1);
     let data = driver.allocate_memory(100);
@@ -421,7 +424,7 @@ pub(crate) fn collectives_are_not_timed_across_sampling_gaps() {
 }
 
 /// Both broadcast functions. One calls the other.
-fn broadcasts_by_both_names(driver: &Driver, rounds: u64) {
+fn target_broadcasts_by_both_names(driver: &Driver, rounds: u64) {
     driver.open_first_device();
     let mut id = UniqueId([0; 128]);
     call!(driver.nccl(), "ncclGetUniqueId", out_pointer(&mut id));
@@ -470,7 +473,7 @@ pub(crate) fn many_communicators_are_all_seen() {
         .nccl
         .communicators
         .iter())
-    .map(|communicator| communicator.hash)
+    .map(|communicator| communicator.unique_id_hash)
     .collect();
     hashes.sort_unstable();
     hashes.dedup();

@@ -17,22 +17,22 @@ use zernel_testkit::target::{
 };
 use zernel_testkit::{Need, eventually};
 
-use crate::counts::launch_only;
+use crate::counts::target_launch_only;
 use crate::harness::{
     ObserverOnThread, attach_rest, find_process, observe_stage, observed_calls,
     options_that_count_everything, start_observer,
 };
 
 pub(crate) const PROCESS_ROLES: &[(&str, TargetRole)] = &[
-    ("executes", launches_then_execs),
-    ("forks", forks_idle_child),
-    ("many_children", forks_many_children),
-    ("steps_in_parts", steps_in_parts),
-    ("initialises_again", initialises_again),
+    ("executes", target_launches_then_execs),
+    ("forks", target_forks_idle_child),
+    ("many_children", target_forks_many_children),
+    ("steps_in_parts", target_steps_in_parts),
+    ("initialises_again", target_initialises_again),
 ];
 
 /// Makes `steps` steps three times, with a pause before the second and the third time.
-fn steps_in_parts(driver: &Driver, steps: u64) {
+fn target_steps_in_parts(driver: &Driver, steps: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
     let device = driver.allocate_memory(64);
@@ -57,15 +57,15 @@ fn steps_in_parts(driver: &Driver, steps: u64) {
 }
 
 /// Initialises the driver twice, as a program does when it loads another library that uses the driver.
-fn initialises_again(driver: &Driver, rounds: u64) {
-    launch_only(driver, rounds);
+fn target_initialises_again(driver: &Driver, rounds: u64) {
+    target_launch_only(driver, rounds);
     end_part_and_wait();
-    launch_only(driver, rounds);
+    target_launch_only(driver, rounds);
 }
 
 /// Launches, then execs a program that launches once more.
-fn launches_then_execs(driver: &Driver, rounds: u64) {
-    launch_only(driver, rounds);
+fn target_launches_then_execs(driver: &Driver, rounds: u64) {
+    target_launch_only(driver, rounds);
     end_part_and_wait();
     let program = std::env::current_exe().expect("we run");
     let mut command = Command::new(program);
@@ -86,8 +86,8 @@ pub(crate) fn fork_waiting_child() -> i32 {
 }
 
 /// Forks a child that does nothing.
-fn forks_idle_child(driver: &Driver, rounds: u64) {
-    launch_only(driver, rounds);
+fn target_forks_idle_child(driver: &Driver, rounds: u64) {
+    target_launch_only(driver, rounds);
     let child = fork_waiting_child();
     end_part_and_wait();
     // SAFETY: our own child.
@@ -99,7 +99,7 @@ fn forks_idle_child(driver: &Driver, rounds: u64) {
 
 /// Forks `children` children, some at a time. Each child makes a few calls and exits. The calls fail, because no child
 /// opens the device: that would take longer than all the rest.
-fn forks_many_children(driver: &Driver, children: u64) {
+fn target_forks_many_children(driver: &Driver, children: u64) {
     const CHILDREN_AT_ONCE: usize = 100;
     let (mut running, mut all) = (Vec::new(), String::new());
     for number in 0..children {
@@ -339,7 +339,9 @@ pub(crate) fn thousands_of_short_processes_are_counted() {
         .processes()
         .filter(|process| children.contains(&process.pid));
     let waits = short.map(|process| observed_calls(process)["cuCtxSynchronize"]);
-    let counted: Vec<_> = waits.map(|waits| (waits.calls, waits.failed)).collect();
+    let counted: Vec<_> = waits
+        .map(|waits| (waits.calls, waits.failed_calls))
+        .collect();
     assert_eq!(counted.len() as u64, CHILD_COUNT);
     assert!(
         counted

@@ -33,8 +33,8 @@ pub(crate) const PAGE_FAULTS_ON_TMPFS_NEED: Need = Need {
 };
 
 pub(crate) const REFUSING_ROLES: &[(&str, TargetRole)] = &[
-    ("holds_page_faults", holds_page_faults),
-    ("maps_shared_library", maps_shared_library),
+    ("holds_page_faults", target_holds_page_faults),
+    ("maps_shared_library", target_maps_shared_library),
 ];
 
 const LIBRARY_NAME: &str = "libcuda.so.1";
@@ -63,13 +63,13 @@ fn map_library() -> (*mut c_void, usize) {
     (mapped.expect("a file can be mapped"), length)
 }
 
-fn maps_shared_library(_driver: &Driver, _rounds: u64) {
+fn target_maps_shared_library(_driver: &Driver, _rounds: u64) {
     map_library();
 }
 
 /// Has the kernel report all page faults on its mapping of the library to itself. The kernel does not wait for such a
 /// report when it changes the code, and fails to attach probes.
-fn holds_page_faults(_driver: &Driver, _rounds: u64) {
+fn target_holds_page_faults(_driver: &Driver, _rounds: u64) {
     let (address, length) = map_library();
     let faults = open_userfaultfd().expect("the test needs it");
     let mut api = [UFFD_API, UFFD_FEATURE_MINOR_SHMEM, 0];

@@ -19,20 +19,23 @@ use crate::bpffs::{MountedBpffs, open_pinned_map, value_of_task};
 use crate::harness::start_observer;
 
 pub(crate) const SAMPLED_PHASE_ROLES: &[(&str, TargetRole)] = &[
-    ("observes_with_samples", observe_with_samples),
-    ("observes_without_samples", observe_without_samples),
-    ("blocks_until_the_gpu_is_done", block_until_the_gpu_is_done),
+    ("observes_with_samples", target_observe_with_samples),
+    ("observes_without_samples", target_observe_without_samples),
+    (
+        "blocks_until_the_gpu_is_done",
+        target_block_until_the_gpu_is_done,
+    ),
 ];
 
 /// `CU_CTX_SCHED_BLOCKING_SYNC`: a thread blocks until the GPU is done.
 const BLOCKING_SYNC: u64 = 4;
 const CRITICAL_HINT: u64 = 1001;
 
-fn observe_with_samples(_driver: &Driver, _rounds: u64) {
+fn target_observe_with_samples(_driver: &Driver, _rounds: u64) {
     observe_until_killed(true);
 }
 
-fn observe_without_samples(_driver: &Driver, _rounds: u64) {
+fn target_observe_without_samples(_driver: &Driver, _rounds: u64) {
     observe_until_killed(false);
 }
 
@@ -49,7 +52,7 @@ fn observe_until_killed(samples_phases: bool) {
 }
 
 /// Opens a device. In the next part the GPU is always busy, and the thread is blocked almost all the time.
-fn block_until_the_gpu_is_done(driver: &Driver, rounds: u64) {
+fn target_block_until_the_gpu_is_done(driver: &Driver, rounds: u64) {
     call!(driver.cuda(), "cuInit", 0);
     call!(
         driver.cuda(),

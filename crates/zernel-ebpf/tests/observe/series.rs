@@ -10,19 +10,20 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::communicator::{RANK_VARIABLE, join_communicator, own_rank};
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call};
 
-use crate::counts::make_every_kind_of_call;
+use crate::counts::target_make_every_kind_of_call;
 use crate::harness::{observe_stage, run_next_parts};
 use crate::processes::{assert_exported_once, fork_waiting_child};
 
-pub(crate) const SERIES_ROLES: &[(&str, TargetRole)] = &[("trainer", run_trainer_with_loaders)];
+pub(crate) const SERIES_ROLES: &[(&str, TargetRole)] =
+    &[("trainer", target_run_trainer_with_loaders)];
 
 const RANK_COUNT: u64 = 8;
 const LOADERS_PER_RANK: u64 = 8;
 
 /// A rank that calls functions of every probe, with loader children.
-fn run_trainer_with_loaders(driver: &Driver, rounds: u64) {
+fn target_run_trainer_with_loaders(driver: &Driver, rounds: u64) {
     let (rank, nccl) = (own_rank(), driver.nccl());
-    make_every_kind_of_call(driver, rounds);
+    target_make_every_kind_of_call(driver, rounds);
     for _ in 0..LOADERS_PER_RANK {
         fork_waiting_child();
     }

@@ -15,19 +15,19 @@ use crate::bpffs::{MountedBpffs, id_of_map, open_pinned_map, value_of_task};
 use crate::harness::{options_that_count_everything, start_observer};
 
 pub(crate) const SHARED_STATE_ROLES: &[(&str, TargetRole)] = &[
-    ("observes", observe_until_killed),
-    ("opens, then syncs", open_then_sync),
+    ("observes", target_observe_until_killed),
+    ("opens, then syncs", target_open_then_sync),
 ];
 
 /// Opens the device, and after a pause makes its only call that is an event for the tracker.
-fn open_then_sync(driver: &Driver, _rounds: u64) {
+fn target_open_then_sync(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
     end_part_and_wait();
     call!(driver.cuda(), "cuCtxSynchronize");
 }
 
 /// Observes until it is killed, with its pins in the stage's bpffs.
-fn observe_until_killed(_driver: &Driver, _rounds: u64) {
+fn target_observe_until_killed(_driver: &Driver, _rounds: u64) {
     let _observer = start_observer(&ObserverOptions {
         libraries: vec![stage_directory().join("libcuda.so.1")],
         pins: stage_directory().join("bpffs/zernel"),
@@ -144,8 +144,8 @@ impl PinnedMapsReader {
     fn beat_as_reader(&self, beat_ns: u64) {
         let heartbeat = Heartbeat {
             beat_ns,
-            owner: std::process::id(),
-            layout: layout_hash(),
+            owner_pid: std::process::id(),
+            layout_hash: layout_hash(),
             since_ns: beat_ns,
         };
         let key = HEART_READER.to_ne_bytes();
@@ -171,7 +171,10 @@ pub(crate) fn readers_see_a_killed_observer_and_the_next() {
     let reader = PinnedMapsReader::open(&pins);
     let heart = reader.observer_heartbeat();
     assert!(heart.is_alive(now_ns()), "{heart:?}");
-    assert_eq!((heart.owner, heart.layout), (first.pid(), layout_hash()));
+    assert_eq!(
+        (heart.owner_pid, heart.layout_hash),
+        (first.pid(), layout_hash())
+    );
     let mut target = stage.start_target("launches", 5);
     target.run_part();
     assert!(value_of_task(&reader.tasks, target.pid()).is_some());

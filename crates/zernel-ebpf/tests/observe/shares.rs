@@ -15,13 +15,13 @@ use zernel_testkit::target::{
     Driver, Stage, Target, TargetRole, call, end_part_and_wait, out_pointer,
 };
 
-use crate::counts::launch_only;
+use crate::counts::target_launch_only;
 use crate::harness::{find_process, logged_calls, observe_stage, observed_calls};
 use crate::processes::fork_waiting_child;
 
 pub(crate) const SHARE_ROLES: &[(&str, TargetRole)] = &[
-    ("keeps_children", fork_waiting_children),
-    ("fills_memory", fills_memory),
+    ("keeps_children", target_fork_waiting_children),
+    ("fills_memory", target_fills_memory),
 ];
 
 pub(crate) const NOBODY_UID: u32 = 65534;
@@ -35,8 +35,8 @@ const ALLOCATION_SHARE: u64 = (1 << 17) - (1 << 15);
 pub(crate) const MAX_ENTRIES_OF_OTHERS: u64 = 20;
 
 /// Forks `children` children that do nothing until it exits.
-fn fork_waiting_children(driver: &Driver, children: u64) {
-    launch_only(driver, 1);
+fn target_fork_waiting_children(driver: &Driver, children: u64) {
+    target_launch_only(driver, 1);
     for _ in 0..children {
         fork_waiting_child();
     }
@@ -44,7 +44,7 @@ fn fork_waiting_children(driver: &Driver, children: u64) {
 
 /// Allocates and frees `allocations` times, allocates in a context that it destroys, and then allocates `allocations`
 /// times without a free.
-fn fills_memory(driver: &Driver, allocations: u64) {
+fn target_fills_memory(driver: &Driver, allocations: u64) {
     driver.open_first_device();
     for _ in 0..allocations {
         driver.free_memory(driver.allocate_memory(64));

@@ -18,8 +18,11 @@ use crate::shares::{
 };
 
 pub(crate) const TENANT_ROLES: &[(&str, TargetRole)] = &[
-    ("has_children_of_many_users", has_children_of_many_users),
-    ("enters_a_namespace", enters_a_namespace),
+    (
+        "has_children_of_many_users",
+        target_has_children_of_many_users,
+    ),
+    ("enters_a_namespace", target_enters_a_namespace),
 ];
 
 /// The variable with the uid of the first child.
@@ -31,7 +34,7 @@ const FIRST_SUBORDINATE_UID: u32 = 700_000;
 
 /// Forks `children` children, each with its own uid. The children make one call each and wait. The process itself
 /// makes no call.
-fn has_children_of_many_users(driver: &Driver, children: u64) {
+fn target_has_children_of_many_users(driver: &Driver, children: u64) {
     let first: u32 = env::var(FIRST_UID_VARIABLE)
         .expect("set")
         .parse()
@@ -60,11 +63,11 @@ fn has_children_of_many_users(driver: &Driver, children: u64) {
 }
 
 /// Forks the children in its own user namespace, after the test has mapped uids.
-fn enters_a_namespace(driver: &Driver, children: u64) {
+fn target_enters_a_namespace(driver: &Driver, children: u64) {
     // SAFETY: a system call that takes a plain number.
     assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWUSER) }, 0);
     end_part_and_wait();
-    has_children_of_many_users(driver, children);
+    target_has_children_of_many_users(driver, children);
 }
 
 /// Number of tenants after the maps were read.

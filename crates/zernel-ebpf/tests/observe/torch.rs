@@ -16,10 +16,10 @@ use zernel_testkit::target::{
 use crate::harness::{options_that_count_everything, start_attached};
 
 pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] = &[
-    ("compiles", compile),
-    ("awaits_compilation", await_compilation),
-    ("forks_loaders", fork_loaders),
-    ("serves_a_child", serve_a_child),
+    ("compiles", target_compile),
+    ("awaits_compilation", target_await_compilation),
+    ("forks_loaders", target_fork_loaders),
+    ("serves_a_child", target_serve_a_child),
 ];
 
 /// The libraries that announce, in the folder of a stage's libraries.
@@ -78,7 +78,7 @@ impl CompileCounters {
 const WHOLE_COMPILATION: &str = "pytorch.wait_counter.entire_forward_compile";
 
 /// Computes, then compiles with another counter inside and kernels tried out, then goes on.
-fn compile(driver: &Driver, _rounds: u64) {
+fn target_compile(driver: &Driver, _rounds: u64) {
     let counters = CompileCounters::load();
     let (whole, part) = ([0x1000], [0x2000]);
     driver.open_first_device();
@@ -104,7 +104,7 @@ fn compile(driver: &Driver, _rounds: u64) {
 }
 
 /// Computes and waits for another thread, which compiles, as for a backward pass.
-fn await_compilation(driver: &Driver, _rounds: u64) {
+fn target_await_compilation(driver: &Driver, _rounds: u64) {
     let counters = CompileCounters::load();
     driver.open_first_device();
     announce_batch(&load_library("libtorch_cpu.so"));
@@ -132,7 +132,7 @@ fn launch_all_the_time(driver: &Driver) {
 }
 
 /// Launches, prepares and forks a loader, and asks for a batch.
-fn fork_loaders(driver: &Driver, _rounds: u64) {
+fn target_fork_loaders(driver: &Driver, _rounds: u64) {
     let torch = load_library("libtorch_cpu.so");
     driver.open_first_device();
     driver.launch_kernel(driver.load_empty_kernel());
@@ -150,7 +150,7 @@ fn fork_loaders(driver: &Driver, _rounds: u64) {
 
 /// Runs a model and polls while it has a child, which could load data or send requests. Then does the same after an
 /// optimizer step.
-fn serve_a_child(driver: &Driver, _rounds: u64) {
+fn target_serve_a_child(driver: &Driver, _rounds: u64) {
     let torch = load_library("libtorch_cpu.so");
     driver.open_first_device();
     let kernel = driver.load_empty_kernel();

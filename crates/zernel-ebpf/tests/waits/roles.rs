@@ -46,24 +46,27 @@ pub(crate) const WAITING_ROLES: &[(&str, TargetRole)] = &[
         LoaderProcess::fork(download_by_many).kill();
         train_with_loaders(driver, rounds, thread::sleep);
     }),
-    ("trains_alone", train_alone),
+    ("trains_alone", target_train_alone),
     ("trains_alone_beside_a_helper", |driver, rounds| {
         // It gets no requests.
         driver.open_first_device();
         let _idle = LoaderProcess::fork(thread::sleep);
-        train_alone(driver, rounds);
+        target_train_alone(driver, rounds);
     }),
-    ("trains_with_a_loading_thread", train_with_a_loading_thread),
+    (
+        "trains_with_a_loading_thread",
+        target_train_with_a_loading_thread,
+    ),
     ("is_a_slow_rank", |driver, rounds| {
         reduce_as_rank(driver, rounds, 0);
     }),
     ("is_a_fast_rank", |driver, rounds| {
         reduce_as_rank(driver, rounds, 1);
     }),
-    ("blocks", block_in_every_way),
-    ("has_threads", start_threads_before_ml),
-    ("spins", spin_without_pause),
-    ("forks", fork_children),
+    ("blocks", target_block_in_every_way),
+    ("has_threads", target_start_threads_before_ml),
+    ("spins", target_spin_without_pause),
+    ("forks", target_fork_children),
     ("idles", |_, _| write_report(&RoleReport::default())),
 ];
 
@@ -302,7 +305,7 @@ fn train_with_loaders(driver: &Driver, rounds: u64, work: fn(Duration)) {
 }
 
 /// A training loop that reads and prepares its data itself, without loaders.
-fn train_alone(driver: &Driver, rounds: u64) {
+fn target_train_alone(driver: &Driver, rounds: u64) {
     let mut report = RoleReport::default();
     driver.open_first_device();
     let (function, device) = (driver.load_empty_kernel(), driver.allocate_memory(4096));
@@ -322,7 +325,7 @@ fn train_alone(driver: &Driver, rounds: u64) {
 
 /// A training loop that never waits for the GPU, and gets its batches from a thread. Only the copy after a wait
 /// distinguishes its waits for data from waits for a backward pass.
-fn train_with_a_loading_thread(driver: &Driver, rounds: u64) {
+fn target_train_with_a_loading_thread(driver: &Driver, rounds: u64) {
     let mut report = RoleReport::default();
     driver.open_first_device();
     let (function, device) = (driver.load_empty_kernel(), driver.allocate_memory(4096));
@@ -472,7 +475,7 @@ impl ThreadTimes {
 }
 
 /// Blocks in every way, one after the other.
-fn block_in_every_way(driver: &Driver, rounds: u64) {
+fn target_block_in_every_way(driver: &Driver, rounds: u64) {
     let mut feeder = SendingProcess::fork();
     // The file is written before the process uses CUDA, so that no probe counts it.
     read_from_disk::<LONG_READ_BYTES>(Duration::ZERO);
@@ -503,7 +506,7 @@ fn block_in_every_way(driver: &Driver, rounds: u64) {
 }
 
 /// Starts threads, and only then becomes an ML process.
-fn start_threads_before_ml(driver: &Driver, _rounds: u64) {
+fn target_start_threads_before_ml(driver: &Driver, _rounds: u64) {
     let (sender, receiver) = std::sync::mpsc::channel();
     for _ in 0..3 {
         let sender = sender.clone();
@@ -522,7 +525,7 @@ fn start_threads_before_ml(driver: &Driver, _rounds: u64) {
 }
 
 /// A target that uses its CPU without a pause.
-fn spin_without_pause(driver: &Driver, rounds: u64) {
+fn target_spin_without_pause(driver: &Driver, rounds: u64) {
     driver.open_first_device();
     let before = now_ns(ClockId::ThreadCPUTime);
     burn_cpu(Duration::from_millis(rounds));
@@ -535,7 +538,7 @@ fn spin_without_pause(driver: &Driver, rounds: u64) {
 }
 
 /// Forks a child that stays as it is, and one that execs another program.
-fn fork_children(driver: &Driver, _rounds: u64) {
+fn target_fork_children(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
     let fork = |act: fn()| {
         // SAFETY: this program has one thread, so its child may do whatever it could.

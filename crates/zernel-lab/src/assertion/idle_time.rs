@@ -26,14 +26,14 @@ fn count_unrestricted_spinners(scenario: &Scenario) -> usize {
     let is_spinner = |group: &&WorkSpec| {
         group.work_type == WorkType::SpinWait
             && group.affinity == Affinity::Inherit
-            && is_unrestricted(scenario, &group.name)
+            && is_group_unrestricted(scenario, &group.name)
     };
     let spinners = scenario.groups.iter().filter(is_spinner);
     spinners.map(|group| group.workers).sum()
 }
 
 /// Whether no cgroup and no step restricts a group.
-fn is_unrestricted(scenario: &Scenario, group: &str) -> bool {
+fn is_group_unrestricted(scenario: &Scenario, group: &str) -> bool {
     let cgroup_name = scenario
         .cgroup_of_group(group)
         .map_or("", |cgroup| cgroup.name.as_str());

@@ -53,7 +53,7 @@ impl SignTest {
         let pairs = self.wins + self.losses;
         let larger_count = self.wins.max(self.losses);
         let tail_sum: f64 = (larger_count..=pairs)
-            .map(|count| binomial(pairs, count))
+            .map(|count| binomial_coefficient(pairs, count))
             .sum();
         tail_sum / 2_f64.powi(i32::try_from(pairs).unwrap_or(i32::MAX))
     }
@@ -69,7 +69,7 @@ impl SignTest {
     }
 }
 
-fn binomial(trials: u32, successes: u32) -> f64 {
+fn binomial_coefficient(trials: u32, successes: u32) -> f64 {
     (0..successes).fold(1.0, |product, index| {
         product * f64::from(trials - index) / f64::from(index + 1)
     })

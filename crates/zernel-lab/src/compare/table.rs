@@ -6,7 +6,7 @@ use super::statistics::SignTestOutcome;
 use super::{ComparisonReport, ScenarioReport, SchedulerRow};
 use crate::assertion::Verdict;
 
-const HEADINGS: [&str; 11] = [
+const COLUMN_HEADINGS: [&str; 11] = [
     "scheduler",
     "per s",
     "of ref",
@@ -38,11 +38,11 @@ impl fmt::Display for ScenarioReport {
         let width = |column: usize| {
             let texts = cells.iter().map(|row| row[column].chars().count());
             texts
-                .chain([HEADINGS[column].chars().count()])
+                .chain([COLUMN_HEADINGS[column].chars().count()])
                 .max()
                 .unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
+        let widths: Vec<usize> = (0..COLUMN_HEADINGS.len()).map(width).collect();
         let mut write_line = |cells: &[String]| {
             let padded = cells
                 .iter()
@@ -52,7 +52,7 @@ impl fmt::Display for ScenarioReport {
             let padded: Vec<String> = padded.map(|cell| cell.replace(" | ", " / ")).collect();
             writeln!(formatter, "| {} |", padded.join(" | "))
         };
-        write_line(&HEADINGS.map(str::to_owned))?;
+        write_line(&COLUMN_HEADINGS.map(str::to_owned))?;
         write_line(
             &widths
                 .iter()

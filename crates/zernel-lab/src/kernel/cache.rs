@@ -316,7 +316,7 @@ mod tests {
     use super::super::tests::fake_image;
     use super::*;
 
-    fn put_kernel(cache: &KernelCache, folder: &str, release: &str, config: &str) {
+    fn write_cached_kernel(cache: &KernelCache, folder: &str, release: &str, config: &str) {
         let folder = cache.folder.join(folder);
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("vmlinuz"), fake_image(release)).unwrap();
@@ -362,7 +362,7 @@ mod tests {
             ("6.18.15-cloud-amd64", "CONFIG_SCHED_CLASS_EXT=y\n"),
             ("6.19.1-without", ""),
         ] {
-            put_kernel(&cache, release, release, config);
+            write_cached_kernel(&cache, release, release, config);
         }
         assert_eq!(
             newest_cached_release(&cache, "6.1").as_deref(),
@@ -415,7 +415,7 @@ mod tests {
     fn incomplete_and_foreign_cache_folders_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::in_folder(folder.path());
-        put_kernel(&cache, ".fetch-x", "6.12.1-cloud-amd64", "");
+        write_cached_kernel(&cache, ".fetch-x", "6.12.1-cloud-amd64", "");
         fs::create_dir_all(cache.folder.join("6.12.2-cloud-amd64")).unwrap();
         fs::write(cache.folder.join("a-file"), "").unwrap();
         assert_eq!(newest_cached_release(&cache, "6.12"), None);
@@ -427,7 +427,7 @@ mod tests {
         let cache = KernelCache::in_folder(folder.path());
         let release = "6.12.1-cloud-amd64";
         for index in 0..8 {
-            put_kernel(
+            write_cached_kernel(
                 &cache,
                 &format!(".fetch-{index}"),
                 release,

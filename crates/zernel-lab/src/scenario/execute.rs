@@ -80,7 +80,7 @@ struct RunningGroup {
     pids: Vec<i32>,
     /// The cgroups that the group was in. They hold no other group.
     leaf_cgroups: Vec<PathBuf>,
-    sampler: TaskSampler,
+    task_sampler: TaskSampler,
     counters_at_begin: GroupCounters,
     counters_at_end: GroupCounters,
     reports: Vec<WorkerReport>,
@@ -108,7 +108,7 @@ impl RunningGroup {
             handle: Some(handle),
             pids,
             leaf_cgroups: Vec::new(),
-            sampler: TaskSampler::default(),
+            task_sampler: TaskSampler::default(),
             counters_at_begin: GroupCounters::default(),
             counters_at_end: GroupCounters::default(),
             reports: Vec::new(),
@@ -127,7 +127,7 @@ impl RunningGroup {
 
     fn sample_tasks(&mut self) {
         if self.handle.is_some() {
-            self.sampler.sample_processes(&self.pids, now_ns());
+            self.task_sampler.sample_processes(&self.pids, now_ns());
         }
     }
 
@@ -144,7 +144,7 @@ impl RunningGroup {
                 .iter()
                 .map(|leaf| cgroup::used_cpu_ns(leaf))
                 .sum(),
-            task_times: self.sampler.total_times(),
+            task_times: self.task_sampler.total_task_times(),
             rounds: handle.snapshot_iterations().iter().sum(),
             wake_latency: latencies.iter().fold(Histogram::default(), merged),
         }
@@ -181,7 +181,7 @@ impl RunningGroup {
                 .counters_at_end
                 .rounds
                 .saturating_sub(self.counters_at_begin.rounds),
-            longest_wait_ns: self.sampler.longest_wait_ns(),
+            longest_wait_ns: self.task_sampler.longest_wait_ns(),
             largest_gap_ns: gaps.map(|gap| gap.ns).max().unwrap_or(0),
             never_ran: reports
                 .iter()
@@ -261,7 +261,7 @@ impl OfflinePeriod {
     /// The CPU, and how long it was off since the reading of the CPU time.
     fn cpu_and_offline_time_since(&self, reading: &CpuTimeReading) -> (usize, Duration) {
         let until = self.until.unwrap_or_else(Instant::now);
-        let since = self.since.max(reading.read_at());
+        let since = self.since.max(reading.taken_at());
         (self.cpu, until.saturating_duration_since(since))
     }
 }

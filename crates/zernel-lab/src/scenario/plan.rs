@@ -59,7 +59,7 @@ impl SchedulerChoice {
             return Ok(Self::Zernel(arguments.collect()));
         }
         if let Ok(peer) = find_peer_scheduler(path) {
-            return Self::from_peer(peer, arguments.collect());
+            return Self::from_peer_scheduler(peer, arguments.collect());
         }
         let path = PathBuf::from(path);
         if !path.is_file() {
@@ -78,7 +78,7 @@ impl SchedulerChoice {
     }
 
     /// A public scheduler with these arguments, or with those that its authors recommend.
-    fn from_peer(peer: PeerScheduler, arguments: Vec<String>) -> Result<Self, String> {
+    fn from_peer_scheduler(peer: PeerScheduler, arguments: Vec<String>) -> Result<Self, String> {
         let cache = PeerCache::from_environment().map_err(|error| error.to_string())?;
         let path = cache.program_path(peer).ok_or_else(|| {
             let name = peer.name;

@@ -13,7 +13,7 @@ use super::Scenario;
 struct SeededRandom(u64);
 
 impl SeededRandom {
-    fn next_word(&mut self) -> u64 {
+    fn next_random_word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
         word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -22,8 +22,8 @@ impl SeededRandom {
     }
 
     /// A random number from 0 to 1.
-    fn next_fraction(&mut self) -> f64 {
-        (self.next_word() >> 11) as f64 / (1_u64 << 53) as f64
+    fn next_random_fraction(&mut self) -> f64 {
+        (self.next_random_word() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
@@ -36,7 +36,7 @@ pub(super) fn apply_seed(scenario: &mut Scenario, seed: u64) -> Result<StartOffs
     let mut offsets = StartOffsetsUs::new();
     let spread = scenario.service_spread_percent / 100.0;
     for group in &mut scenario.groups {
-        let offset = random.next_fraction() * scenario.start_spread_us as f64;
+        let offset = random.next_random_fraction() * scenario.start_spread_us as f64;
         offsets.insert(group.name.clone(), offset as u64);
         group.work_type = vary_durations_of_work(&group.work_type, spread, &mut random)
             .map_err(|error| format!("group `{}`: {error}", group.name))?;
@@ -64,7 +64,7 @@ fn vary_durations(value: &mut toml::Value, spread: f64, random: &mut SeededRando
     for (key, value) in table.iter_mut() {
         match value {
             toml::Value::Integer(number) if key.ends_with("_us") && *number > 0 => {
-                let factor = 1.0 + spread * (2.0 * random.next_fraction() - 1.0);
+                let factor = 1.0 + spread * (2.0 * random.next_random_fraction() - 1.0);
                 *number = ((*number as f64 * factor).round() as i64).max(1);
             }
             other => vary_durations(other, spread, random),

@@ -113,7 +113,7 @@ impl TaskSampler {
     }
 
     /// CPU time and waiting time of all tasks so far, tasks that have ended included.
-    pub(super) fn total_times(&self) -> TaskTimes {
+    pub(super) fn total_task_times(&self) -> TaskTimes {
         let times = self.tasks.values().map(|sampled| sampled.times);
         times.fold(self.times_of_ended_tasks, |sum, task_times| TaskTimes {
             cpu_ns: sum.cpu_ns + task_times.cpu_ns,
@@ -190,11 +190,11 @@ mod tests {
         let mut sampler = TaskSampler::default();
         let own_pid = i32::try_from(std::process::id()).unwrap();
         sampler.sample_processes(&[own_pid], 1);
-        assert!(sampler.total_times().cpu_ns > 0);
-        let before = sampler.total_times();
+        assert!(sampler.total_task_times().cpu_ns > 0);
+        let before = sampler.total_task_times();
         sampler.sample_processes(&[], 2);
         assert_eq!(
-            sampler.total_times(),
+            sampler.total_task_times(),
             before,
             "tasks that ended keep their times"
         );

@@ -78,7 +78,7 @@ impl BootAttempt {
         loop {
             // Whether QEMU has exited is checked before the files are read, because QEMU writes nothing after its exit.
             let qemu_exit_status = qemu.exit_status().map_err(folder_unusable)?;
-            let progress = GuestProgress::parse_status(&folder.read_text(guest::STATUS_FILE)?);
+            let progress = GuestProgress::parse_status(&folder.read_file_text(guest::STATUS_FILE)?);
             let now = start.elapsed();
             if progress != GuestProgress::Booting {
                 boot_time = boot_time.or(Some(now));
@@ -94,7 +94,7 @@ impl BootAttempt {
                     Some(BootEnding::VirtualTimeLimitReached)
                 }
                 (_, Some(status)) => Some(BootEnding::QemuExited(status)),
-                _ if qemu::kvm_failed(&folder.read_text(qemu::QEMU_LOG_FILE)?) => {
+                _ if qemu::kvm_failed(&folder.read_file_text(qemu::QEMU_LOG_FILE)?) => {
                     Some(BootEnding::KvmFailed)
                 }
                 _ if spec.interrupt_flag.load(Ordering::Relaxed) => Some(BootEnding::Interrupted),
@@ -128,7 +128,10 @@ impl BootAttempt {
         boot_count: usize,
     ) -> Result<CommandOutcome, VmError> {
         let partial_output = folder.read_partial_output()?;
-        let message = folder.read_text(qemu::QEMU_LOG_FILE)?.trim().to_owned();
+        let message = folder
+            .read_file_text(qemu::QEMU_LOG_FILE)?
+            .trim()
+            .to_owned();
         match self.ending {
             BootEnding::CommandEnded(status) => Ok(CommandOutcome {
                 status,
@@ -250,23 +253,23 @@ impl RunFolder {
         Ok(())
     }
 
-    fn read_bytes(&self, name: &str) -> Result<Vec<u8>, VmError> {
+    fn read_file_bytes(&self, name: &str) -> Result<Vec<u8>, VmError> {
         let path = self.file_path(name);
         fs::read(&path).map_err(|source| VmError::FileUnusable { path, source })
     }
 
-    fn read_text(&self, name: &str) -> Result<String, VmError> {
-        Ok(String::from_utf8_lossy(&self.read_bytes(name)?).into_owned())
+    fn read_file_text(&self, name: &str) -> Result<String, VmError> {
+        Ok(String::from_utf8_lossy(&self.read_file_bytes(name)?).into_owned())
     }
 
     /// What can be compared with another run. QEMU must have exited, so that it has written everything.
     pub(super) fn read_deterministic_run_record(&self) -> Result<DeterministicRunRecord, VmError> {
         if !self.file_path(qemu::QEMU_THREADS_LOADED_FILE).exists() {
-            let message = self.read_text(qemu::QEMU_LOG_FILE)?.trim().to_owned();
+            let message = self.read_file_text(qemu::QEMU_LOG_FILE)?.trim().to_owned();
             return Err(VmError::NotDeterministic { message });
         }
         let partial_output = self.read_partial_output()?;
-        let status = self.read_text(guest::STATUS_FILE)?;
+        let status = self.read_file_text(guest::STATUS_FILE)?;
         let texts = [
             &partial_output.stdout,
             &partial_output.stderr,
@@ -282,9 +285,9 @@ impl RunFolder {
 
     fn read_partial_output(&self) -> Result<Box<PartialOutput>, VmError> {
         Ok(Box::new(PartialOutput {
-            console_log: self.read_text(qemu::CONSOLE_FILE)?.replace('\r', ""),
-            stdout: self.read_bytes(guest::STDOUT_FILE)?,
-            stderr: self.read_bytes(guest::STDERR_FILE)?,
+            console_log: self.read_file_text(qemu::CONSOLE_FILE)?.replace('\r', ""),
+            stdout: self.read_file_bytes(guest::STDOUT_FILE)?,
+            stderr: self.read_file_bytes(guest::STDERR_FILE)?,
         }))
     }
 }

@@ -15,7 +15,7 @@ pub struct Ledger {
     /// The files with probes.
     pub files: Vec<LibraryFile>,
     /// The processes that map one of the listed files.
-    pub mapped_by: Vec<MappingProcess>,
+    pub mapping_processes: Vec<MappingProcess>,
     /// Files that no probe can be attached to.
     pub refused: Arc<RefusedFiles>,
 }
@@ -39,7 +39,7 @@ pub struct FunctionEntry {
     /// Name in the file.
     pub symbol: &'static str,
     /// The name under which calls of the function are counted.
-    pub counted_as: &'static str,
+    pub call_counter_name: &'static str,
     /// Whether it is probed.
     pub state: AttachState,
     /// Offset of the probe from the entry of the function.

@@ -79,7 +79,7 @@ impl Snapshot {
     #[must_use]
     pub fn ledger_text(&self, scope: Scope) -> String {
         let write = |ledger: &LedgerOnWire<'_>| serde_json::to_string(ledger);
-        self.with_ledger(scope, write)
+        self.pass_wire_ledger_to(scope, write)
             .expect("every key is a string")
     }
 
@@ -87,18 +87,19 @@ impl Snapshot {
     #[must_use]
     pub fn ledger_json(&self, scope: Scope) -> Value {
         let convert = |ledger: &LedgerOnWire<'_>| serde_json::to_value(ledger);
-        self.with_ledger(scope, convert)
+        self.pass_wire_ledger_to(scope, convert)
             .expect("every key is a string")
     }
 
     /// Calls a function with the ledger within a scope.
-    fn with_ledger<T>(&self, scope: Scope, read: impl FnOnce(&LedgerOnWire<'_>) -> T) -> T {
-        let mapped_by = self.ledger.mapped_by.iter();
-        let mapped_by: Vec<&MappingProcess> =
-            mapped_by.filter(|it| scope.contains_user(it.uid)).collect();
-        let visible: Vec<u32> = mapped_by.iter().map(|it| it.pid).collect();
+    fn pass_wire_ledger_to<T>(&self, scope: Scope, read: impl FnOnce(&LedgerOnWire<'_>) -> T) -> T {
+        let mapping_processes = self.ledger.mapping_processes.iter();
+        let mapping_processes: Vec<&MappingProcess> = mapping_processes
+            .filter(|it| scope.contains_user(it.uid))
+            .collect();
+        let visible: Vec<u32> = mapping_processes.iter().map(|it| it.pid).collect();
         let visible = (scope != Scope::All).then_some(&visible[..]);
-        let processes = mapped_by.iter();
+        let processes = mapping_processes.iter();
         read(&LedgerOnWire {
             rung: &self.rung,
             processes: processes
@@ -200,7 +201,7 @@ impl<'a> FunctionsOnWire<'a> {
             }),
             displacement: (function.bytes_after_entry > 0).then_some(function.bytes_after_entry),
             calls: self.process.map(|process| {
-                let calls = process.and_then(|it| it.calls.get(function.counted_as));
+                let calls = process.and_then(|it| it.calls.get(function.call_counter_name));
                 calls.map_or(0, |calls| calls.calls)
             }),
         }

@@ -74,7 +74,7 @@ mod tests {
         let mut detector = StepDetector::default();
         // The compiler traces a backward pass before the real one begins.
         let first_update_ns = train(&mut detector, 2, 10 * SECOND);
-        assert_eq!(detector.boundary(), Some(StepMark::Optimizer));
+        assert_eq!(detector.boundary_mark(), Some(StepMark::Optimizer));
         assert_eq!(detector.recent_steps()[0].end_ns, first_update_ns);
         assert_eq!(warm_up_ns(&detector), 20 * SECOND);
     }

@@ -44,7 +44,7 @@ impl TrainingLoop {
 
     fn summary(&mut self) -> StepSummary {
         self.collect_new_steps();
-        let boundary = self.detector.boundary().expect("a boundary");
+        let boundary = self.detector.boundary_mark().expect("a boundary");
         StepSummary::from_whole_run(&self.collected, boundary).expect("steps")
     }
 
@@ -107,7 +107,7 @@ fn optimizer_marks_separate_steps() {
             run.collect_new_steps();
         }
         let summary = run.summary();
-        assert_eq!(run.detector.boundary(), Some(StepMark::Optimizer));
+        assert_eq!(run.detector.boundary_mark(), Some(StepMark::Optimizer));
         assert_eq!(run.detector.step_count(), 100);
         assert_eq!(summary.steps, 99, "the start of the first step is unknown");
         assert_eq!(summary.median_ns, stamps[1] - stamps[0]);
@@ -163,7 +163,7 @@ fn gradient_reductions_separate_steps_without_optimizer_marks() {
         (0..8).for_each(|_| run.mark(StepMark::Reduce, 3, MS / 4));
         run.mark(StepMark::Wait, 10, MS);
     }
-    assert_eq!(run.detector.boundary(), Some(StepMark::Reduce));
+    assert_eq!(run.detector.boundary_mark(), Some(StepMark::Reduce));
     assert_eq!(run.detector.step_count(), 50);
     assert_eq!(run.summary().median_ns, 27 * MS);
 }
@@ -179,7 +179,7 @@ fn collectives_of_a_sharded_model_do_not_separate_steps() {
             run.mark(StepMark::Wait, 10, MS / 2);
         }
     }
-    assert_eq!(run.detector.boundary(), Some(StepMark::Backward));
+    assert_eq!(run.detector.boundary_mark(), Some(StepMark::Backward));
     run.collect_new_steps();
     assert_eq!(run.summary().median_ns, 14 * MS);
 }
@@ -202,7 +202,7 @@ fn batch_copies_separate_steps_and_few_launches_reveal_evaluation() {
         }
         run.collect_new_steps();
     }
-    assert_eq!(run.detector.boundary(), Some(StepMark::CopyIn));
+    assert_eq!(run.detector.boundary_mark(), Some(StepMark::CopyIn));
     let summary = run.summary();
     assert_eq!(summary.median_ns, 10 * MS);
     // The copy of an evaluation batch ends the step before it.
@@ -219,7 +219,7 @@ fn the_only_kind_of_mark_separates_steps() {
             run.mark(only, 10, 5 * MS);
             run.collect_new_steps();
         }
-        assert_eq!(run.detector.boundary(), Some(only));
+        assert_eq!(run.detector.boundary_mark(), Some(only));
         assert_eq!(run.summary().median_ns, 5 * MS);
     }
 }
@@ -247,7 +247,7 @@ fn an_equally_frequent_mark_replaces_a_lost_boundary() {
                 run.torch_step(accumulated, 1);
                 run.collect_new_steps();
             }
-            assert_eq!(run.detector.boundary(), Some(substitute));
+            assert_eq!(run.detector.boundary_mark(), Some(substitute));
             assert_eq!(run.detector.restart_count(), restarts);
             assert_eq!(run.detector.step_count(), 100);
             let summary = run.summary();
@@ -266,7 +266,7 @@ fn an_empty_list_has_no_summary() {
     assert_eq!(StepSummary::from_whole_run(&[], StepMark::Wait), None);
     let mut detector = StepDetector::default();
     detector.record_mark(StepMark::Optimizer, 5, Launches::Unknown);
-    assert_eq!((detector.boundary(), detector.step_count()), (None, 0));
+    assert_eq!((detector.boundary_mark(), detector.step_count()), (None, 0));
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn graph_replays_become_the_boundary_when_training_marks_stop() {
         run.mark(StepMark::Graph, 1, 4 * MS);
         run.collect_new_steps();
     }
-    assert_eq!(run.detector.boundary(), Some(StepMark::Graph));
+    assert_eq!(run.detector.boundary_mark(), Some(StepMark::Graph));
     assert_eq!(run.summary().median_ns, 5 * MS);
     assert!(run.detector.step_count() >= 199);
 }
@@ -348,7 +348,7 @@ fn the_rarer_of_two_equal_kinds_is_the_boundary() {
             }
             run.collect_new_steps();
         }
-        assert_eq!(run.detector.boundary(), Some(rarer));
+        assert_eq!(run.detector.boundary_mark(), Some(rarer));
         run.collect_new_steps();
         let step_ns = 2 * (backwards + reduces) * MS;
         assert_eq!(run.summary().median_ns, step_ns);
@@ -369,7 +369,7 @@ fn a_substitute_boundary_is_kept() {
     run.detector
         .ignore_marks(&[StepMark::Optimizer, StepMark::CopyOut]);
     (0..1000).for_each(|_| step(&mut run));
-    assert_eq!(run.detector.boundary(), Some(StepMark::Wait));
+    assert_eq!(run.detector.boundary_mark(), Some(StepMark::Wait));
     assert_eq!(
         (run.detector.step_count(), run.detector.restart_count()),
         (2000, restarts)
@@ -391,7 +391,7 @@ fn a_mark_not_seen_recently_is_no_substitute() {
     (0..10).for_each(|_| run.mark(StepMark::CopyOut, 1, MS));
     (0..100).for_each(|_| step(&mut run));
     run.detector.ignore_marks(&[StepMark::Optimizer]);
-    assert_eq!(run.detector.boundary(), Some(StepMark::Backward));
+    assert_eq!(run.detector.boundary_mark(), Some(StepMark::Backward));
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn without_a_substitute_the_count_restarts() {
     (0..40).for_each(|_| accumulate(&mut run));
     let restarts = run.detector.restart_count();
     run.detector.ignore_marks(&[StepMark::Optimizer]);
-    assert_eq!(run.detector.boundary(), None);
+    assert_eq!(run.detector.boundary_mark(), None);
     assert_eq!(
         (run.detector.step_count(), run.detector.restart_count()),
         (0, restarts + 1)
@@ -428,7 +428,7 @@ fn without_a_substitute_the_count_restarts() {
         accumulate(&mut run);
         run.collect_new_steps();
     }
-    assert_eq!(run.detector.boundary(), Some(StepMark::Backward));
+    assert_eq!(run.detector.boundary_mark(), Some(StepMark::Backward));
     assert_eq!(run.summary().median_ns, 3 * MS);
     assert_eq!(
         run.summary().longest_ns,

@@ -345,19 +345,19 @@ pub(crate) fn draw_step_times(
 }
 
 /// The value axis for step times in seconds. `None` if no step takes any time.
-fn step_time_axis(durations: &[f64], is_log: bool) -> Option<ValueAxis> {
+fn step_time_axis(durations: &[f64], is_logarithmic: bool) -> Option<ValueAxis> {
     let longest = durations.iter().copied().fold(0.0, f64::max);
     let shortest = durations.iter().copied().fold(longest, f64::min);
     let axis = ValueAxis {
         bottom: 168.0,
         top: 38.0,
-        min_value: if is_log {
+        min_value: if is_logarithmic {
             0.8 * shortest.max(longest / 1e6)
         } else {
             0.0
         },
         max_value: 1.08 * longest,
-        is_log,
+        is_logarithmic,
     };
     (longest > 0.0).then_some(axis)
 }
@@ -442,8 +442,8 @@ pub(crate) fn draw_gpu_memory(
     axis: &TimeAxis,
     detail: ChartDetail,
 ) -> Option<String> {
-    const TOP: f64 = 8.0;
-    const BOTTOM: f64 = 78.0;
+    const PLOT_TOP: f64 = 8.0;
+    const PLOT_BOTTOM: f64 = 78.0;
     let samples = rank.timeline.iter();
     let points: Vec<(f64, f64)> = samples
         .map(|sample| (axis.x_of_time_ns(sample.at_ns), sample.memory_bytes as f64))
@@ -454,22 +454,22 @@ pub(crate) fn draw_gpu_memory(
     }
     let peak = rank.gpu_memory_peak_bytes as f64;
     let values = ValueAxis {
-        bottom: BOTTOM,
-        top: TOP,
+        bottom: PLOT_BOTTOM,
+        top: PLOT_TOP,
         min_value: 0.0,
         max_value: 1.05 * most.max(peak),
-        is_log: false,
+        is_logarithmic: false,
     };
     let heading = format!("{}: GPU memory", rank_name(rank));
     let description = format!(
         "At most {}",
         format_bytes(rank.gpu_memory_peak_bytes.max(most as u64))
     );
-    let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &description);
+    let mut drawing = Drawing::new(id, PLOT_BOTTOM + 24.0, &heading, &description);
     draw_memory_grid(&mut drawing, &values);
     let points = min_and_max_per_interval(&points, detail.max_columns / 2);
     let begin = Coordinate(points.first().map_or(AXIS_LEFT, |first| first.0));
-    let mut path = format!("M{begin} {BOTTOM}");
+    let mut path = format!("M{begin} {PLOT_BOTTOM}");
     for (x, bytes) in &points {
         let _ = write!(
             path,
@@ -485,7 +485,7 @@ pub(crate) fn draw_gpu_memory(
         let words = format!("peak {}", format_bytes(rank.gpu_memory_peak_bytes));
         drawing.add_text((AXIS_RIGHT + 8.0, y + 4.0), "start", "tick", &words);
     }
-    drawing.add_time_axis(axis, BOTTOM);
+    drawing.add_time_axis(axis, PLOT_BOTTOM);
     Some(drawing.into_svg())
 }
 

@@ -139,13 +139,15 @@ impl TimeAxis {
 
 /// The smallest round time step that is at least `least`.
 fn round_time_tick_step(least: f64) -> f64 {
-    const ROUND_STEPS: [f64; 10] = [
+    const ROUND_TICK_STEPS_SECONDS: [f64; 10] = [
         15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0,
     ];
     if least <= 10.0 {
         return round_tick_step(least);
     }
-    let found = ROUND_STEPS.into_iter().find(|step| *step >= least);
+    let found = ROUND_TICK_STEPS_SECONDS
+        .into_iter()
+        .find(|step| *step >= least);
     found.unwrap_or_else(|| 3600.0 * round_tick_step(least / 3600.0))
 }
 
@@ -187,12 +189,12 @@ pub(crate) struct ValueAxis {
     pub(crate) top: f64,
     pub(crate) min_value: f64,
     pub(crate) max_value: f64,
-    pub(crate) is_log: bool,
+    pub(crate) is_logarithmic: bool,
 }
 
 impl ValueAxis {
     pub(crate) fn y_of_value(&self, value: f64) -> f64 {
-        let scaled = |value: f64| match self.is_log {
+        let scaled = |value: f64| match self.is_logarithmic {
             true => value.max(self.min_value).ln(),
             false => value,
         };
@@ -203,7 +205,7 @@ impl ValueAxis {
 
     /// A few round values for the ticks.
     pub(crate) fn tick_values(&self) -> Vec<f64> {
-        match self.is_log {
+        match self.is_logarithmic {
             true => self.log_ticks(),
             false => self.linear_ticks(),
         }
@@ -278,14 +280,14 @@ mod tests {
             top: 0.0,
             min_value: 1.0,
             max_value: 100.0,
-            is_log: true,
+            is_logarithmic: true,
         };
         let close =
             |axis: &ValueAxis, value, y: f64| assert!((axis.y_of_value(value) - y).abs() < 1e-9);
         close(&axis, 10.0, 50.0);
         close(&axis, 0.0, 100.0);
         assert_eq!(axis.tick_values().len(), 3);
-        axis.is_log = false;
+        axis.is_logarithmic = false;
         close(&axis, 50.5, 50.0);
         axis.max_value = 1.0;
         close(&axis, 1.0, 100.0);

@@ -21,17 +21,17 @@ const REMEDY: &str = "overlapping collectives with the backward pass, or fewer b
 fn next_steps(time: &ResourceTime, _: &[RankTimeParts]) -> Vec<NextStep> {
     let most = time.at_most_seconds;
     vec![
-        NextStep::with_bound(
+        NextStep::with_max_saving(
             "gradients of half the size",
             "model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
             most,
         ),
-        NextStep::with_bound(
+        NextStep::with_max_saving(
             "fewer reductions: accumulate gradients",
             "with model.no_sync(): loss.backward()",
             most,
         ),
-        NextStep::with_bound(
+        NextStep::with_max_saving(
             "reductions beside the backward pass, in larger buckets",
             "DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
             most,

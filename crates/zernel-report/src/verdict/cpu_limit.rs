@@ -17,7 +17,7 @@ pub(super) static RESOURCE: Resource = Resource {
     max_savable_seconds: |_| f64::INFINITY,
     next_steps: |time, _| {
         let line = "cpu.max of the cgroup (cpu.cfs_quota_us on cgroup v1), resources.limits.cpu of the pod";
-        let higher = NextStep::with_bound("a higher CPU limit", line, time.at_most_seconds);
+        let higher = NextStep::with_max_saving("a higher CPU limit", line, time.at_most_seconds);
         vec![higher.for_any_program()]
     },
     verdict: |time, _| Verdict::CpuLimit(CpuLimitBound { time }),

@@ -77,7 +77,7 @@ fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
         let what =
             "the other threads' work in a process of its own: threads of Python share one lock";
         let line = "multiprocessing.get_context(\"spawn\").Process(target=work).start()";
-        let step = NextStep::with_bound(what, line, time.at_most_seconds);
+        let step = NextStep::with_max_saving(what, line, time.at_most_seconds);
         return vec![step.for_any_program()];
     }
     if !any_rank_uses_gpu(ranks) {
@@ -91,28 +91,28 @@ fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
         true => "torch.compile(model, mode=\"reduce-overhead\")",
         false => "torch.cuda.make_graphed_callables(model, (sample_batch,))",
     };
-    let mut steps = vec![NextStep::with_bound(
+    let mut steps = vec![NextStep::with_max_saving(
         "CUDA graphs: one launch instead of many",
         graphs,
         time.at_most_seconds,
     )];
     if !compiles && !infers {
         let what = "fused kernels: may save more than the idle time of the GPU; no bound is known";
-        steps.push(NextStep::without_bound(
+        steps.push(NextStep::without_max_saving(
             what,
             "model = torch.compile(model)",
         ));
     }
     if infers {
         let what = "a larger batch per launch: more throughput, not less latency";
-        steps.push(NextStep::without_bound(
+        steps.push(NextStep::without_max_saving(
             what,
             "model.generate(batch_of_prompts)",
         ));
     } else {
         let what = "one kernel for the whole optimizer step";
         let line = "torch.optim.AdamW(model.parameters(), fused=True)";
-        steps.push(NextStep::with_bound(what, line, time.at_most_seconds));
+        steps.push(NextStep::with_max_saving(what, line, time.at_most_seconds));
     }
     steps
 }

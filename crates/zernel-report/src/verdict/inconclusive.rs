@@ -2,7 +2,7 @@
 
 use super::inference::InferenceWork;
 use super::job::{JobTimes, TotalTime};
-use super::resource::{DOMINANT_SHARE, format_seconds_by_name, mentionable_resource_seconds};
+use super::resource::{MIN_BOUNDING_SHARE, format_seconds_by_name, mentionable_resource_seconds};
 use super::{Verdict, VerdictDescription};
 use crate::times::{RankTimeParts, RankTimes};
 
@@ -210,7 +210,7 @@ impl Inconclusive {
             ),
             Self::NothingDominates { shares, total } => format!(
                 "no resource took {:.0} % of {:.1} s: {}{}",
-                100.0 * DOMINANT_SHARE,
+                100.0 * MIN_BOUNDING_SHARE,
                 total.wall_seconds,
                 format_seconds_by_name(shares),
                 total.warm_up_text()

@@ -74,9 +74,9 @@ fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
     let mut steps = Vec::new();
     if !have_loaders && prepare + fetch >= other {
         let what = "loader processes: the training thread loads its data itself";
-        steps.push(NextStep::with_bound(what, MORE_WORKERS_LINE, most));
+        steps.push(NextStep::with_max_saving(what, MORE_WORKERS_LINE, most));
     } else if have_loaders && (!fill_cpus || prepare < fetch.max(other)) {
-        steps.push(NextStep::with_bound(
+        steps.push(NextStep::with_max_saving(
             "more workers",
             MORE_WORKERS_LINE,
             most,
@@ -84,7 +84,11 @@ fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
     }
     if prepare > fetch.max(other) {
         let line = "decode once and store tensors, or torchvision.transforms.v2 on the GPU";
-        steps.push(NextStep::with_bound("cheaper preprocessing", line, most));
+        steps.push(NextStep::with_max_saving(
+            "cheaper preprocessing",
+            line,
+            most,
+        ));
     }
     steps
 }

@@ -13,7 +13,8 @@
 //!
 //! A file has all of its verdict: the data, the rule that gives it, the sentences and the tests. This file lists the
 //! verdicts and the order of the rules. So a new verdict needs a file, and here a variant, its arm in
-//! [`Verdict::describe`] and an entry in [`RULES`] or [`RESOURCES`]. A figure that it lacks goes into `times`.
+//! [`Verdict::describe`] and an entry in [`VERDICT_RULES`] or [`BOUNDING_RESOURCES`]. A figure that it lacks goes into
+//! `times`.
 
 mod communication;
 mod cpu_limit;
@@ -79,7 +80,7 @@ impl Verdict {
 type VerdictRule = fn(&JobTimes) -> Option<Verdict>;
 
 /// The rules. The first rule that applies gives the verdict.
-const RULES: &[VerdictRule] = &[
+const VERDICT_RULES: &[VerdictRule] = &[
     inconclusive::judge_too_little_evidence,
     straggler::judge_straggler,
     input::judge_saturated_loaders,
@@ -87,7 +88,7 @@ const RULES: &[VerdictRule] = &[
 ];
 
 /// The resources. If several take the same time, the first in this list counts as the largest.
-static RESOURCES: &[&Resource] = &[
+static BOUNDING_RESOURCES: &[&Resource] = &[
     &input::RESOURCE,
     &cpu_scheduler::RESOURCE,
     &cpu_limit::RESOURCE,
@@ -99,7 +100,7 @@ static RESOURCES: &[&Resource] = &[
 /// Judges what bounds a job.
 pub(crate) fn judge_ranks(ranks: &[RankTimes]) -> Verdict {
     let job = JobTimes::new(ranks);
-    let verdict = RULES.iter().find_map(|rule| rule(&job));
+    let verdict = VERDICT_RULES.iter().find_map(|rule| rule(&job));
     verdict.unwrap_or_else(|| inconclusive::no_dominant_resource_verdict(&job))
 }
 

@@ -20,7 +20,11 @@ pub(crate) struct NextStep {
 }
 
 impl NextStep {
-    pub(super) fn with_bound(what: &'static str, line: &'static str, at_most_seconds: f64) -> Self {
+    pub(super) fn with_max_saving(
+        what: &'static str,
+        line: &'static str,
+        at_most_seconds: f64,
+    ) -> Self {
         Self {
             what,
             line,
@@ -29,7 +33,7 @@ impl NextStep {
         }
     }
 
-    pub(super) fn without_bound(what: &'static str, line: &'static str) -> Self {
+    pub(super) fn without_max_saving(what: &'static str, line: &'static str) -> Self {
         Self {
             what,
             line,

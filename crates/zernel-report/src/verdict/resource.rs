@@ -4,11 +4,11 @@ use std::slice;
 
 use super::job::{JobTimes, TotalTime};
 use super::next_step::{MAX_NEXT_STEPS, NextStep};
-use super::{RESOURCES, Verdict, VerdictDescription};
+use super::{BOUNDING_RESOURCES, Verdict, VerdictDescription};
 use crate::times::{RankTimeParts, TimePart};
 
 /// Share of the time that a resource must take to bound a job.
-pub(super) const DOMINANT_SHARE: f64 = 0.35;
+pub(super) const MIN_BOUNDING_SHARE: f64 = 0.35;
 /// Smallest share of the time that the evidence mentions.
 pub(super) const MIN_MENTIONED_SHARE: f64 = 0.05;
 
@@ -35,7 +35,7 @@ pub(super) struct Resource {
 impl Resource {
     /// The resource that takes a part.
     pub(super) fn resource_of_part(part: TimePart) -> Option<&'static Self> {
-        let mut resources = RESOURCES.iter().copied();
+        let mut resources = BOUNDING_RESOURCES.iter().copied();
         resources.find(|resource| resource.includes_part(part))
     }
 
@@ -87,11 +87,11 @@ pub(super) fn sum_part_seconds(ranks: &[RankTimeParts], part: TimePart) -> f64 {
     ranks.iter().map(|rank| rank.seconds_in(part)).sum()
 }
 
-/// Rule: one resource takes [`DOMINANT_SHARE`] of the time. The parts follow one another, so the time of each is what it can
-/// save.
+/// Rule: one resource takes [`MIN_BOUNDING_SHARE`] of the time. The parts follow one another, so the time of each is
+/// what it can save.
 pub(super) fn judge_dominant_resource(job: &JobTimes) -> Option<Verdict> {
     let (resource, seconds) = resources_by_seconds(job)[0];
-    (seconds >= DOMINANT_SHARE * job.total_time.wall_seconds)
+    (seconds >= MIN_BOUNDING_SHARE * job.total_time.wall_seconds)
         .then(|| resource.verdict_of_resource(job))
 }
 
@@ -99,7 +99,7 @@ pub(super) fn judge_dominant_resource(job: &JobTimes) -> Option<Verdict> {
 fn resources_by_seconds(job: &JobTimes) -> Vec<(&'static Resource, f64)> {
     let seconds =
         |resource: &Resource| resource.total_seconds_of_ranks(&job.parts_with_waits_reassigned);
-    let resources = RESOURCES.iter().copied();
+    let resources = BOUNDING_RESOURCES.iter().copied();
     let mut resources: Vec<_> = resources.map(|each| (each, seconds(each))).collect();
     resources.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     resources
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn every_part_belongs_to_one_resource() {
         for part in TimePart::ALL {
-            let takes = RESOURCES
+            let takes = BOUNDING_RESOURCES
                 .iter()
                 .filter(|resource| resource.includes_part(part));
             assert_eq!(takes.count(), 1, "{part:?}");
@@ -195,8 +195,8 @@ mod tests {
             |resource: &Resource| resource.title,
             |resource: &Resource| resource.time_name,
         ] {
-            let names: BTreeSet<&str> = RESOURCES.iter().map(|each| name(each)).collect();
-            assert_eq!(names.len(), RESOURCES.len(), "{names:?}");
+            let names: BTreeSet<&str> = BOUNDING_RESOURCES.iter().map(|each| name(each)).collect();
+            assert_eq!(names.len(), BOUNDING_RESOURCES.len(), "{names:?}");
         }
     }
 }

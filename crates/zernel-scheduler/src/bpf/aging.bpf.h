@@ -77,9 +77,9 @@ static int on_aging_timer(void *map, int *key, struct aging_timer *timer)
 
 	/* Until the next time it is less than a thousandth of that off. */
 	update_observer_lead();
-	for (index = 0; index < MAX_LLCS && index < settings.llcs; index++)
+	for (index = 0; index < MAX_LLCS && index < settings.llc_count; index++)
 		age_rank_queues(LLC_QUEUE(index), now_ns);
-	for (index = 0; index < MAX_CPUS && index < settings.cpus; index++)
+	for (index = 0; index < MAX_CPUS && index < settings.cpu_count; index++)
 		age_rank_queues(CPU_QUEUE(index), now_ns);
 	bpf_timer_start(&timer->timer, MIN_LONG_WAIT_NS / 2, 0);
 	return 0;

@@ -33,7 +33,7 @@ static void note_trainer_wakes_up(struct task_struct *p, __u64 class_word, __u64
 	process = process_state_of(p);
 	if (!process)
 		return;
-	process->trainer = p->pid;
+	process->last_training_tid = p->pid;
 	if (zernel_word_reason(class_word) == ZERNEL_REASON_DATA || is_woken_by_loader(p->tgid))
 		process->data_wait_ended_ns = now_ns;
 }
@@ -67,7 +67,7 @@ static bool feeds_waiting_process(struct task_struct *p, const struct task *task
 		return has_waiting_critical_sibling(p);
 	process = bpf_task_storage_get(&tasks, leader, 0, 0);
 	if (process) {
-		trainer = process->trainer;
+		trainer = process->last_training_tid;
 		waited = is_before(task->blocked_ns, process->data_wait_ended_ns);
 	}
 	bpf_task_release(leader);

@@ -37,7 +37,7 @@
 static void add_guaranteed_time(__u64 now_ns)
 {
 	__u64 before_ns = promised_up_to_ns;
-	__s64 largest_ns = settings.slice_ns * settings.cpus;
+	__s64 largest_ns = settings.slice_ns * settings.cpu_count;
 	__s64 elapsed_ns = now_ns - before_ns, wanted_ns;
 	__u64 guaranteed_ns;
 
@@ -45,7 +45,7 @@ static void add_guaranteed_time(__u64 now_ns)
 	    !__sync_bool_compare_and_swap(&promised_up_to_ns, before_ns, now_ns) ||
 	    elapsed_ns >= (__s64)SECOND_NS)
 		return;
-	guaranteed_ns = (__u64)elapsed_ns * settings.cpus * settings.guarantee_percent / 100;
+	guaranteed_ns = (__u64)elapsed_ns * settings.cpu_count * settings.guarantee_percent / 100;
 	wanted_ns = promised_ordinary_ns - elapsed_ns * ordinary_cpus;
 	if (ordinary_weight > 0 && root_active_weight > 0)
 		wanted_ns += guaranteed_ns * (__u64)ordinary_weight / (__u64)root_active_weight;
@@ -89,7 +89,7 @@ static void advance_promised_vtime(struct clock *clock, __u64 now_ns, __s64 weig
 	    !__sync_bool_compare_and_swap(&clock->promised_up_to_ns, before_ns, now_ns))
 		return;
 	if (weight > 0 && elapsed_ns < (__s64)SECOND_NS)
-		clock->promised_vtime += (__u64)elapsed_ns * settings.cpus * settings.guarantee_percent /
+		clock->promised_vtime += (__u64)elapsed_ns * settings.cpu_count * settings.guarantee_percent /
 				   weight;
 	/* What others got beyond the promise is no credit. */
 	if (is_before(clock->promised_vtime, clock->now))
@@ -127,7 +127,7 @@ static bool must_run_ordinary_task(const struct cpu *cpu)
 static bool pinned_lost_too_much(__u32 number, __u64 now_ns)
 {
 	struct cpu *cpu = cpu_at(number);
-	__s64 here = cpu->pinned_weight * settings.cpus;
+	__s64 here = cpu->pinned_weight * settings.cpu_count;
 	__s64 everywhere = root_active_weight;
 	bool runs_ordinary = cpu->runs_pinned && cpu->rank == RANK_ORDINARY;
 
@@ -184,7 +184,7 @@ static bool first_waits_too_long(__u64 queue, enum rank rank, __u32 number, __u6
  * task or the first loader has waited for too long. */
 static bool first_ordinary_lost_too_much(__u32 number, __u64 now_ns)
 {
-	__u64 cpus_of_llc = settings.cpus / (settings.llcs ?: 1) ?: 1;
+	__u64 cpus_of_llc = settings.cpu_count / (settings.llc_count ?: 1) ?: 1;
 	__u64 queue = LLC_QUEUE(llc_of(number));
 	struct cpu *cpu = cpu_at(number);
 	struct first_task first = {};
@@ -204,7 +204,7 @@ static void set_running_rank(struct cpu *cpu, enum rank rank, bool is_busy, __u6
 {
 	bool is_ordinary = is_busy && rank == RANK_ORDINARY && !cpu->runs_pinned;
 
-	cpu->rank = cpu->lends ? RANK_CRITICAL : rank;
+	cpu->rank = cpu->is_lent ? RANK_CRITICAL : rank;
 	if (!settings.may_privilege || cpu->is_ordinary == is_ordinary)
 		return;
 	add_guaranteed_time(now_ns);

@@ -31,7 +31,7 @@ static void let_inherit_critical_rank(struct task_struct *p, struct task *task, 
 	if (!process)
 		return;
 	counters.handoffs++;
-	task->donor = donor;
+	task->rank_donor = donor;
 	task->inherits_until_ns = until_ns;
 	task->handoff_number = __sync_fetch_and_add(&process->handoff_count, 1) + 1;
 }
@@ -39,7 +39,7 @@ static void let_inherit_critical_rank(struct task_struct *p, struct task *task, 
 /* A thread that wakes the one it inherits from has done its part. */
 static void end_inheritance(struct task *waker, const struct task_struct *woken)
 {
-	if (waker->donor == woken->pid)
+	if (waker->rank_donor == woken->pid)
 		waker->inherits_until_ns = 0;
 }
 
@@ -50,10 +50,10 @@ static void inherit_from_critical_waker(struct task_struct *p, struct task *task
 	const struct zernel_task_state *state;
 	__u32 donor = waker->pid;
 
-	/* The compiler would merge this read with that of from->donor, which the verifier refuses. */
+	/* The compiler would merge this read with that of from->rank_donor, which the verifier refuses. */
 	barrier_var(donor);
 	if (inherits_critical_rank(waker, from, now_ns)) {
-		let_inherit_critical_rank(p, task, from->donor, from->inherits_until_ns);
+		let_inherit_critical_rank(p, task, from->rank_donor, from->inherits_until_ns);
 		return;
 	}
 	state = bpf_task_storage_get(&zernel_tasks, waker, 0, 0);

@@ -50,8 +50,8 @@ struct settings {
 	__u32 privileged_process; /* its pid; 0: none */
 	__u32 enabled_policies; /* enum policy_part */
 	__u64 watchdog_ns; /* the kernel ejects a scheduler that lets a task wait for this long */
-	__u32 cpus; /* numbers of possible CPUs are below this */
-	__u32 llcs;
+	__u32 cpu_count; /* numbers of possible CPUs are below this */
+	__u32 llc_count;
 	__u8 llc_of_cpu[MAX_CPUS];
 	__u32 numa_nodes; /* NUMA nodes */
 	__u8 node_of_cpu[MAX_CPUS];

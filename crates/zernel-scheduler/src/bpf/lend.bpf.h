@@ -136,7 +136,7 @@ static __u64 begin_or_end_loan(struct cpu *cpu, __u32 number, struct task_struct
 	struct task *task = task_of(p);
 	__u64 word;
 
-	if (cpu->lends) {
+	if (cpu->is_lent) {
 		scx_bpf_kick_cpu(number, SCX_KICK_PREEMPT);
 		return 0;
 	}
@@ -150,7 +150,7 @@ static __u64 begin_or_end_loan(struct cpu *cpu, __u32 number, struct task_struct
 	if (!cpu->turn_ns)
 		return ns_until_next_check(task);
 	if (borrower_waits(number)) {
-		cpu->lender = p->pid;
+		cpu->lender_tid = p->pid;
 		scx_bpf_kick_cpu(number, SCX_KICK_PREEMPT);
 	}
 	return LEND_TURN_NS;
@@ -180,7 +180,7 @@ static __s32 prepare_lend_timers(void)
 	struct lend_timer *timer;
 	__u32 number;
 
-	for (number = 0; number < MAX_CPUS && number < settings.cpus; number++) {
+	for (number = 0; number < MAX_CPUS && number < settings.cpu_count; number++) {
 		timer = lend_timer_of(number);
 		if (!timer)
 			return -22; /* EINVAL */
@@ -192,8 +192,8 @@ static __s32 prepare_lend_timers(void)
 
 static void end_loan(struct cpu *cpu)
 {
-	cpu->lends = false;
-	cpu->lender = 0;
+	cpu->is_lent = false;
+	cpu->lender_tid = 0;
 }
 
 /* Gives the CPU of the spinner that ran last to a borrower for a turn, if the timer asked for it and the
@@ -201,7 +201,7 @@ static void end_loan(struct cpu *cpu)
 static bool begin_loan(struct task_struct *prev, const struct task *task, __u32 number, __u64 now_ns)
 {
 	struct cpu *cpu = cpu_at(number);
-	bool is_lender = !cpu->lends && task && prev->pid == cpu->lender;
+	bool is_lender = !cpu->is_lent && task && prev->pid == cpu->lender_tid;
 
 	end_loan(cpu);
 	if (!is_lender || !spins_until_gpu_done(prev, now_ns))
@@ -211,8 +211,8 @@ static bool begin_loan(struct task_struct *prev, const struct task *task, __u32 
 	if (!(!must_run_ordinary_task(cpu) && dispatch_task_of_rank(number, RANK_FEED)) && !dispatch_task_of_rank(number, RANK_ORDINARY))
 		return false;
 	counters.lent++;
-	cpu->lends = true;
-	cpu->lender = prev->pid;
+	cpu->is_lent = true;
+	cpu->lender_tid = prev->pid;
 	return true;
 }
 
@@ -221,7 +221,7 @@ static bool stays_behind_borrower(const struct task_struct *p, __u32 number, __u
 {
 	const struct cpu *cpu = cpu_at(number);
 
-	return cpu->lends && cpu->lender == p->pid &&
+	return cpu->is_lent && cpu->lender_tid == p->pid &&
 	       !(enq_flags & (SCX_ENQ_WAKEUP | SCX_ENQ_REENQ));
 }
 
@@ -231,10 +231,10 @@ static void begin_turn_or_gpu_poll(struct task_struct *p, struct task *task, __u
 		       __u64 now_ns)
 {
 	struct cpu *cpu = cpu_at(number);
-	bool is_poll = cpu->lends && cpu->lender == p->pid;
+	bool is_poll = cpu->is_lent && cpu->lender_tid == p->pid;
 	__u64 word;
 
-	if (cpu->lends && !is_poll) {
+	if (cpu->is_lent && !is_poll) {
 		set_slice(p, cpu->turn_ns);
 		start_lend_timer(number, cpu->turn_ns);
 		return;
@@ -253,7 +253,7 @@ static void end_turn_or_gpu_poll(struct task_struct *p, struct task *task, const
 {
 	__u64 word;
 
-	if (cpu->lends && cpu->lender != p->pid) {
+	if (cpu->is_lent && cpu->lender_tid != p->pid) {
 		__sync_fetch_and_add(&lent_ns, now_ns - cpu->running_since_ns);
 		return;
 	}

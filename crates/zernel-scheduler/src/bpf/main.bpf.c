@@ -86,7 +86,7 @@ static __s32 find_cpu_for_displaced_task(struct task_struct *p, const struct tas
 {
 	__s32 idle;
 
-	if (task->clock != SHARED_CLOCK)
+	if (task->clock_id != SHARED_CLOCK)
 		return -1;
 	idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 	*is_idle = idle >= 0;
@@ -124,13 +124,13 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 	choose_clock_and_bound_vtime(p, task, cpu, is_wakeup);
 	if (must_wait_for_budget(p, task->cgroup_node, now_ns)) {
 		counters.throttled++;
-		task->throttled = true;
+		task->is_throttled = true;
 		scx_bpf_dsq_insert_vtime(p, THROTTLED_QUEUE, settings.slice_ns, p->scx.dsq_vtime,
 					 enq_flags);
 		return;
 	}
 	/* A change of affinity or priority takes a task out of the queue of those without a budget, too. */
-	if (task->throttled)
+	if (task->is_throttled)
 		end_throttling(task, now_ns);
 	rank = is_wakeup ? rank_of_waking(p, task, now_ns) : rank_of_task(p, task, now_ns);
 	count_ordinary_weight(task, rank == RANK_ORDINARY);
@@ -248,10 +248,10 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	enum rank rank = RANK_ORDINARY;
 	bool is_first, pays = false, owes_pinned = false;
 
-	if (cpu_at(cpu)->lender && begin_loan(prev, task, cpu, now_ns))
+	if (cpu_at(cpu)->lender_tid && begin_loan(prev, task, cpu, now_ns))
 		return;
 	if (settings.privilege != PRIVILEGE_NOBODY) {
-		if (task && !task->yielded)
+		if (task && !task->has_yielded)
 			rank = rank_of_task(prev, task, now_ns);
 		if (dispatch_by_rank(prev, task, cpu, rank, now_ns))
 			return;
@@ -266,7 +266,7 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	/* CPUs that choose at the same tick must know it before the task runs. */
 	if (pays)
 		set_running_rank(cpu_at(cpu), RANK_ORDINARY, true, now_ns);
-	is_first = task && !task->yielded &&
+	is_first = task && !task->has_yielded &&
 		   (!choice.found || !is_before(choice.vtime, comparable_vtime(prev, task))) &&
 		   !(pays && rank == RANK_FEED);
 	if (!is_first && choice.found && dispatch_chosen(cpu, &choice))
@@ -293,11 +293,11 @@ void CALLBACK(zernel_running, struct task_struct *p)
 	if (!task)
 		return;
 	task->charged_ns = now_ns;
-	task->yielded = false;
+	task->has_yielded = false;
 	task->class = class_of(p, task->woken_ns ?: now_ns);
 	count_run_start(task->class, task->woken_ns, now_ns);
 	task->woken_ns = 0;
-	cpu->runs_pinned = task->clock != SHARED_CLOCK;
+	cpu->runs_pinned = task->clock_id != SHARED_CLOCK;
 	/* Deadlines of classes stand still while a task waits for a CPU. */
 	rank = rank_of_task(p, task, task->runnable_ns);
 	if (settings.lends)
@@ -326,7 +326,7 @@ void CALLBACK(zernel_stopping, struct task_struct *p, bool runnable)
 		if (!runnable && rank_of_task(p, task, now_ns) == RANK_CRITICAL)
 			note_critical_thread_blocks(p, task, now_ns);
 	}
-	cpu->weight = 0;
+	cpu->running_weight = 0;
 	cpu->runs_pinned = false;
 	/* If the task stays runnable, zernel_dispatch has already set the rank of the next task. */
 	if (!runnable)
@@ -357,7 +357,7 @@ bool CALLBACK(zernel_yield, struct task_struct *from, struct task_struct *to)
 	struct task *task = task_of(from);
 
 	if (task)
-		task->yielded = true;
+		task->has_yielded = true;
 	set_slice(from, 0);
 	return false;
 }
@@ -413,7 +413,7 @@ __s32 SLEEPABLE_CALLBACK(zernel_init_task, struct task_struct *p, struct scx_ini
 	if (!task)
 		return -12; /* ENOMEM */
 	task->cgroup_node = find_cgroup_node(args->cgroup->kn->id);
-	task->clock = SHARED_CLOCK;
+	task->clock_id = SHARED_CLOCK;
 	task->in_privileged_tree = is_in_privileged_tree(p, args->fork);
 	return 0;
 }
@@ -425,7 +425,7 @@ void CALLBACK(zernel_enable, struct task_struct *p)
 	set_vtime(p, shared_clock.now);
 	if (!task)
 		return;
-	task->clock = SHARED_CLOCK;
+	task->clock_id = SHARED_CLOCK;
 	/* Time in another scheduling class does not count as waiting. */
 	task->runnable_ns = 0;
 	task->woken_ns = 0;

@@ -14,7 +14,7 @@
 static __s64 lead_of_running_task(const struct task_struct *p, const struct task *task, const struct cpu *cpu,
 		       __u64 now_ns)
 {
-	if (!cpu->weight || cpu->rank != RANK_ORDINARY)
+	if (!cpu->running_weight || cpu->rank != RANK_ORDINARY)
 		return 0;
 	return running_vtime(cpu, now_ns) - comparable_vtime(p, task);
 }
@@ -23,7 +23,7 @@ static __s64 lead_of_running_task(const struct task_struct *p, const struct task
 static __s32 find_cpu_to_preempt(struct task_struct *p, const struct task *task, __s32 cpu, __u64 now_ns)
 {
 	__s64 lead = lead_of_running_task(p, task, cpu_at(cpu), now_ns);
-	__u32 other = next_preemption_candidate++ % (settings.cpus ?: 1);
+	__u32 other = next_preemption_candidate++ % (settings.cpu_count ?: 1);
 
 	if (other != cpu && llc_of(other) == llc_of(cpu) &&
 	    bpf_cpumask_test_cpu(other, p->cpus_ptr) &&

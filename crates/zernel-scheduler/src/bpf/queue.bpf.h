@@ -43,13 +43,13 @@ static bool is_pinned(const struct task_struct *p)
 
 static __u64 queue_of_task(const struct task *task, __u32 cpu)
 {
-	return task->clock == SHARED_CLOCK ? LLC_QUEUE(llc_of(cpu)) : CPU_QUEUE(task->clock);
+	return task->clock_id == SHARED_CLOCK ? LLC_QUEUE(llc_of(cpu)) : CPU_QUEUE(task->clock_id);
 }
 
 /* Counts a runnable task at the CPU that it is pinned to; a weight of 0 ends that. */
 static void count_pinned_weight(struct task *task, __u32 weight)
 {
-	struct cpu *cpu = cpu_at(task->clock);
+	struct cpu *cpu = cpu_at(task->clock_id);
 	__s64 difference = (__s64)weight - task->pinned_weight;
 
 	if (!settings.may_privilege || !difference)
@@ -64,7 +64,7 @@ static void change_clock(struct task_struct *p, struct task *task, __u32 clock)
 	__u64 lag = clock_of(task)->now - p->scx.dsq_vtime;
 
 	count_pinned_weight(task, 0);
-	task->clock = clock;
+	task->clock_id = clock;
 	set_vtime(p, clock_of(task)->now - lag);
 }
 
@@ -86,7 +86,7 @@ static void choose_clock_and_bound_vtime(struct task_struct *p, struct task *tas
 
 	if (wanted != SHARED_CLOCK)
 		reset_pinned_clock_offset(wanted);
-	if (wanted != task->clock)
+	if (wanted != task->clock_id)
 		change_clock(p, task, wanted);
 	if (wanted != SHARED_CLOCK)
 		count_pinned_weight(task, weight_of(task) >> WEIGHT_SHIFT ?: 1);
@@ -103,7 +103,7 @@ static void choose_clock_and_bound_vtime(struct task_struct *p, struct task *tas
  * while a probe runs, and a task that is kept on its CPU is not placed again. */
 static void return_to_shared_clock(struct task_struct *p, struct task *task, __u32 cpu)
 {
-	if (task->clock == SHARED_CLOCK || is_pinned(p))
+	if (task->clock_id == SHARED_CLOCK || is_pinned(p))
 		return;
 	change_clock(p, task, SHARED_CLOCK);
 	cpu_at(cpu)->runs_pinned = false;
@@ -118,8 +118,8 @@ static __u64 front_vtime(const struct task *task, __u64 ago_ns)
 	const struct clock *clock = clock_of(task);
 	__u64 front = clock->now - clock_advance_in(clock, MAX_LAG_NS + ago_ns);
 
-	if (task->clock != SHARED_CLOCK)
-		shared_front -= cpu_at(task->clock)->offset_to_shared_clock;
+	if (task->clock_id != SHARED_CLOCK)
+		shared_front -= cpu_at(task->clock_id)->offset_to_shared_clock;
 	return is_before(shared_front, front) ? shared_front : front;
 }
 
@@ -146,7 +146,7 @@ static bool is_observer(const struct task_struct *p)
 	__u32 observer = ZERNEL_HEART_OBSERVER;
 	const struct zernel_heartbeat *heart = bpf_map_lookup_elem(&zernel_heartbeats, &observer);
 
-	return heart && heart->owner == p->tgid;
+	return heart && heart->owner_pid == p->tgid;
 }
 
 /* The first task in a queue that may run on a CPU. */
@@ -231,8 +231,8 @@ static bool choose_queue_if_earlier(struct queue_choice *choice, __u64 queue, __
  * far behind. Another cache is looked at each time. */
 static void choose_queue_of_other_cache(struct queue_choice *choice, __u32 number)
 {
-	__u32 step = cpu_at(number)->next_cache++ % (settings.llcs - 1);
-	__u64 queue = LLC_QUEUE((llc_of(number) + 1 + step) % settings.llcs);
+	__u32 step = cpu_at(number)->next_cache++ % (settings.llc_count - 1);
+	__u64 queue = LLC_QUEUE((llc_of(number) + 1 + step) % settings.llc_count);
 
 	choice->changes_cache = choose_queue_if_earlier(choice, queue, number, OTHER_CACHE_LEAD_VTIME);
 	if (settings.may_privilege &&
@@ -267,7 +267,7 @@ static void choose_queue(struct queue_choice *choice, __u32 number, bool loaders
 	if (pinned.found &&
 	    (owes_pinned || !choice->found || is_before(pinned.vtime, choice->vtime)))
 		*choice = pinned;
-	if (settings.llcs > 1)
+	if (settings.llc_count > 1)
 		choose_queue_of_other_cache(choice, number);
 }
 
@@ -308,7 +308,7 @@ static bool any_ordinary_task_waits(void)
 {
 	__u32 llc;
 
-	for (llc = 0; llc < MAX_LLCS && llc < settings.llcs; llc++)
+	for (llc = 0; llc < MAX_LLCS && llc < settings.llc_count; llc++)
 		if (scx_bpf_dsq_nr_queued(LLC_QUEUE(llc)))
 			return true;
 	return false;
@@ -319,8 +319,8 @@ static bool dispatch_from_other_cache(__u32 cpu)
 {
 	__u32 own = llc_of(cpu), step, llc;
 
-	for (step = 1; step < MAX_LLCS && step < settings.llcs; step++) {
-		llc = (own + step) % settings.llcs;
+	for (step = 1; step < MAX_LLCS && step < settings.llc_count; step++) {
+		llc = (own + step) % settings.llc_count;
 		if (scx_bpf_dsq_move_to_local(LLC_QUEUE(llc)) ||
 		    (settings.may_privilege &&
 		     (scx_bpf_dsq_move_to_local(RANK_QUEUE(LLC_QUEUE(llc), RANK_CRITICAL)) ||
@@ -335,7 +335,7 @@ static bool dispatch_from_other_cache(__u32 cpu)
 /* Wakes a CPU for a task that was queued. */
 static void wake_idle_cpu(struct task_struct *p, const struct task *task, __s32 cpu)
 {
-	if (task->clock == SHARED_CLOCK)
+	if (task->clock_id == SHARED_CLOCK)
 		cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 	if (cpu >= 0)
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
@@ -354,9 +354,9 @@ static __s32 create_queues(void)
 	__s32 error = scx_bpf_create_dsq(THROTTLED_QUEUE, -1);
 	__u32 index;
 
-	for (index = 0; !error && index < MAX_LLCS && index < settings.llcs; index++)
+	for (index = 0; !error && index < MAX_LLCS && index < settings.llc_count; index++)
 		error = create_rank_queues(LLC_QUEUE(index));
-	for (index = 0; !error && index < MAX_CPUS && index < settings.cpus; index++)
+	for (index = 0; !error && index < MAX_CPUS && index < settings.cpu_count; index++)
 		error = create_rank_queues(CPU_QUEUE(index));
 	return error;
 }

@@ -126,7 +126,7 @@ static bool may_preempt_by_rank(const struct task_struct *p, __u32 number, enum 
 {
 	const struct cpu *cpu = cpu_at(number);
 
-	return cpu->weight && cpu->rank < rank && bpf_cpumask_test_cpu(number, p->cpus_ptr) &&
+	return cpu->running_weight && cpu->rank < rank && bpf_cpumask_test_cpu(number, p->cpus_ptr) &&
 	       may_go_first(number, now_ns);
 }
 
@@ -144,7 +144,7 @@ static __s32 find_cpu_of_lower_rank(struct task_struct *p, const struct task *ta
 	if (best >= 0 && cpu_at(cpu)->rank == RANK_ORDINARY)
 		return cpu;
 	for (step = 0; step < LOWER_RANK_CPU_CANDIDATES; step++) {
-		other = (first + step) % (settings.cpus ?: 1);
+		other = (first + step) % (settings.cpu_count ?: 1);
 		if (!may_preempt_by_rank(p, other, rank, now_ns))
 			continue;
 		if (cpu_at(other)->rank == RANK_ORDINARY)

@@ -40,11 +40,11 @@ struct last_two_lengths {
 struct task {
 	__u32 cgroup_node; /* of its cgroup */
 	__u32 counted_weight; /* the weight that is counted there; 0 while it sleeps */
-	__u32 clock; /* the clock of its virtual time: SHARED_CLOCK or a CPU */
+	__u32 clock_id; /* the clock of its virtual time: SHARED_CLOCK or a CPU */
 	__u32 pinned_weight; /* counted at that CPU */
 	__u32 ordinary_weight; /* counted in the sum of that name */
-	bool yielded;
-	bool throttled; /* it waits for a budget of cpu.max, not for a CPU */
+	bool has_yielded;
+	bool is_throttled; /* it waits for a budget of cpu.max, not for a CPU */
 	bool waits_for_thread; /* a critical thread that waits for another thread: see siblings.bpf.h */
 	bool in_privileged_tree; /* it is, or descends from, settings.privileged_process */
 	__u8 class; /* enum zernel_class; as seen when it began to run, or at the last tick */
@@ -60,12 +60,12 @@ struct task {
 	struct last_two_lengths gpu_waits;
 	struct last_two_lengths between_gpu_waits; /* from the end of a wait to the next one */
 	/* Hand-off: see handoff.bpf.h. */
-	__u32 donor; /* the thread that it inherits from */
+	__u32 rank_donor; /* the thread that it inherits from */
 	__u32 handoff_number; /* number of the hand-off in its process */
 	__u64 inherits_until_ns; /* 0: it does not inherit */
 	/* State of the whole process. Only the struct of its main thread uses these fields. */
 	__u32 handoff_count;
-	__u32 trainer; /* the training thread that was last seen */
+	__u32 last_training_tid; /* the training thread that was last seen */
 	__s32 waiting_critical_threads; /* its critical threads that wait for another thread */
 	__u64 data_wait_ended_ns; /* when a training thread last stopped waiting for data */
 };
@@ -79,9 +79,9 @@ struct {
 
 /* The running task as others see it, and the clock of the tasks that can run on this CPU only. */
 struct cpu {
-	__u64 vtime; /* of the running task when it started, by the shared clock */
+	__u64 start_vtime; /* of the running task when it started, by the shared clock */
 	__u64 running_since_ns;
-	__u64 weight; /* effective; 0: nothing runs */
+	__u64 running_weight; /* effective; 0: nothing runs */
 	struct clock pinned_clock;
 	__u64 offset_to_shared_clock; /* added to a virtual time by `pinned_clock`, gives one by the shared clock */
 	__s64 pinned_weight; /* of the runnable tasks that can run on this CPU only */
@@ -91,10 +91,10 @@ struct cpu {
 	bool is_ordinary; /* counted in ordinary_cpus */
 	bool task_waits_too_long; /* a task that it could run has waited for too long */
 	__u8 rank; /* of the running task, of one that is about to run, or of the lender */
-	bool lends; /* a borrower runs, and the lender waits in the local queue */
+	bool is_lent; /* a borrower runs, and the lender waits in the local queue */
 	bool lend_timer_runs; /* its timer looks at the running task */
 	__u64 turn_ns; /* the length of the borrower's turn */
-	__u32 lender; /* the thread that lends the CPU, or is about to; 0: none */
+	__u32 lender_tid; /* the thread that lends the CPU, or is about to; 0: none */
 } __attribute__((aligned(64)));
 
 static struct cpu cpus[MAX_CPUS];
@@ -132,7 +132,7 @@ static struct task *process_state_of(struct task_struct *p)
 
 static struct clock *clock_of(const struct task *task)
 {
-	return task->clock == SHARED_CLOCK ? &shared_clock : &cpu_at(task->clock)->pinned_clock;
+	return task->clock_id == SHARED_CLOCK ? &shared_clock : &cpu_at(task->clock_id)->pinned_clock;
 }
 
 /* A task's virtual time, by the shared clock. */
@@ -140,7 +140,7 @@ static __u64 comparable_vtime(const struct task_struct *p, const struct task *ta
 {
 	__u64 vtime = p->scx.dsq_vtime;
 
-	return task->clock == SHARED_CLOCK ? vtime : vtime + cpu_at(task->clock)->offset_to_shared_clock;
+	return task->clock_id == SHARED_CLOCK ? vtime : vtime + cpu_at(task->clock_id)->offset_to_shared_clock;
 }
 
 static bool is_privileged(const struct task_struct *p, const struct task *task)
@@ -195,7 +195,7 @@ static void count_ordinary_weight(struct task *task, bool is_ordinary)
 
 	if (!settings.may_privilege)
 		return;
-	if (is_ordinary && task->clock == SHARED_CLOCK)
+	if (is_ordinary && task->clock_id == SHARED_CLOCK)
 		weight = weight_of(task) >> WEIGHT_SHIFT ?: 1;
 	difference = (__s64)weight - task->ordinary_weight;
 	task->ordinary_weight = weight;
@@ -206,8 +206,8 @@ static void count_ordinary_weight(struct task *task, bool is_ordinary)
 /* Whether an ordinary task waits that has the clock of this one. */
 static bool ordinary_task_waits_on_clock(const struct task *task)
 {
-	return task->clock == SHARED_CLOCK ? ordinary_task_waits :
-					     scx_bpf_dsq_nr_queued(CPU_QUEUE(task->clock)) > 0;
+	return task->clock_id == SHARED_CLOCK ? ordinary_task_waits :
+					     scx_bpf_dsq_nr_queued(CPU_QUEUE(task->clock_id)) > 0;
 }
 
 /* Whether a task advances its clock. Critical threads do not, and loaders only while no ordinary
@@ -277,9 +277,9 @@ static void charge_task(struct task_struct *p, struct task *task, __u64 now_ns)
 /* Notes which task starts to run, or is about to. */
 static void set_running_task(struct cpu *cpu, __u64 vtime, __u64 now_ns, __u64 weight)
 {
-	cpu->vtime = vtime;
+	cpu->start_vtime = vtime;
 	cpu->running_since_ns = now_ns;
-	cpu->weight = weight;
+	cpu->running_weight = weight;
 }
 
 /* The virtual time of a CPU's running task by now. */
@@ -287,7 +287,7 @@ static __u64 running_vtime(const struct cpu *cpu, __u64 now_ns)
 {
 	__s64 ran_ns = now_ns - cpu->running_since_ns;
 
-	return cpu->vtime + virtual_time(ran_ns > 0 ? ran_ns : 0, cpu->weight ?: 1);
+	return cpu->start_vtime + virtual_time(ran_ns > 0 ? ran_ns : 0, cpu->running_weight ?: 1);
 }
 
 #endif

@@ -33,7 +33,7 @@ static bool is_throttled_too_long(const struct task *task, __u64 now_ns)
 /* A task waits for a CPU from now on. */
 static void end_throttling(struct task *task, __u64 now_ns)
 {
-	task->throttled = false;
+	task->is_throttled = false;
 	task->runnable_ns = now_ns;
 }
 

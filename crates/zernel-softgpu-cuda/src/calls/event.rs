@@ -105,7 +105,9 @@ fn record_event(call: &mut OpenCall, handle: u64, stream_handle: u64) -> Outcome
     call.object = handle;
     let event = event_of_handle(handle)?;
     let stream = stream_of_handle(call, stream_handle)?;
-    let point = stream.stream.with_capture(|capture| capture.clone());
+    let point = stream
+        .stream
+        .change_capture_point(|capture| capture.clone());
     let recorded = match point {
         Some(point) => LastRecord::InCapture(point),
         None => {

@@ -111,7 +111,7 @@ fn instantiate_graph(executable: &OutArgument<u64>, handle: u64) -> Outcome {
     let graph = graph_of_handle(handle)?.lock_graph().graph.clone();
     let object = ExecutableGraph {
         graph: Arc::new(graph),
-        last_launch: Mutex::new(Completion::with_end(0)),
+        last_launch: Mutex::new(Completion::with_known_end(0)),
     };
     Ok(executable.set(EXECUTABLE_GRAPHS.insert(Arc::new(object)))?)
 }
@@ -139,7 +139,7 @@ fn capture_info(
     let stream = stream_of_handle(call, handle)?;
     let capture = stream
         .stream
-        .with_capture(|capture| capture.as_ref().map(|point| point.capture.id));
+        .change_capture_point(|capture| capture.as_ref().map(|point| point.capture.id));
     status.set(i32::from(capture.is_some()))?;
     id.set_unless_null(capture.unwrap_or(0));
     Ok(())
@@ -156,7 +156,7 @@ exports! { "cuda" =>
         if stream.stream.role() == StreamRole::Legacy {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
-        stream.stream.with_capture(|capture| match capture {
+        stream.stream.change_capture_point(|capture| match capture {
             Some(_) => Err(ILLEGAL_STATE),
             None => {
                 *capture = Some(CapturePoint::begin(NEXT_CAPTURE_ID.fetch_add(1, Relaxed), handle));
@@ -168,13 +168,13 @@ exports! { "cuda" =>
     per_thread(cuStreamEndCapture_ptsz)
     fn cuStreamEndCapture(call, handle: u64, captured: OutArgument<u64>) -> Outcome {
         let stream = stream_of_handle(call, handle)?;
-        let point = stream.stream.with_capture(|capture| match capture {
+        let point = stream.stream.change_capture_point(|capture| match capture {
             None => Err(ILLEGAL_STATE),
-            Some(point) if point.capture.origin != handle => Err(STREAM_CAPTURE_UNMATCHED),
+            Some(point) if point.capture.origin_stream != handle => Err(STREAM_CAPTURE_UNMATCHED),
             Some(_) => capture.take().ok_or(ILLEGAL_STATE),
         })?;
         for other in STREAMS.all() {
-            other.stream.with_capture(|capture| {
+            other.stream.change_capture_point(|capture| {
                 if capture.as_ref().is_some_and(|other| Arc::ptr_eq(&other.capture, &point.capture)) {
                     *capture = None;
                 }

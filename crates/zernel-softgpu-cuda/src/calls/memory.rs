@@ -163,7 +163,7 @@ exports! { "cuda" =>
             return Err(INVALID_VALUE);
         }
         let found = pointer_attribute(attribute, address, Some(&range)).ok_or(NOT_SUPPORTED)?;
-        found.store_at(value as *mut c_void);
+        found.store_attribute_at(value as *mut c_void);
         Ok(())
     }
 
@@ -180,7 +180,7 @@ exports! { "cuda" =>
             if value == 0 {
                 return Err(INVALID_VALUE);
             }
-            attribute.ok_or(NOT_SUPPORTED)?.store_at(value as *mut c_void);
+            attribute.ok_or(NOT_SUPPORTED)?.store_attribute_at(value as *mut c_void);
         }
         Ok(())
     }
@@ -225,7 +225,7 @@ enum AttributeValue {
 }
 
 impl AttributeValue {
-    fn store_at(self, place: *mut c_void) {
+    fn store_attribute_at(self, place: *mut c_void) {
         // SAFETY: not null (checked by the callers), so by the C caller's promise it has room for the
         // attribute it asked for.
         unsafe {

@@ -8,13 +8,13 @@ use zernel_softgpu::exports;
 
 use crate::context::current_context;
 use crate::driver::initialised_driver;
-use crate::kernel::{FUNCTIONS, KernelModule, MODULES, function_of_handle};
+use crate::kernel::{KERNEL_FUNCTIONS, KernelModule, MODULES, function_of_handle};
 use crate::status::{
     CudaError, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND,
     NOT_SUPPORTED, Outcome,
 };
 
-fn load_image(handle: &OutArgument<u64>, image: InArgument<u8>) -> Outcome {
+fn load_module_image(handle: &OutArgument<u64>, image: InArgument<u8>) -> Outcome {
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -30,11 +30,11 @@ fn load_image_bytes(handle: &OutArgument<u64>, image: &[u8]) -> Outcome {
 
 fn unload_module(handle: u64) -> Outcome {
     MODULES.remove(handle).ok_or(INVALID_HANDLE)?;
-    FUNCTIONS.retain(|function| function.module != handle);
+    KERNEL_FUNCTIONS.retain(|function| function.module != handle);
     Ok(())
 }
 
-fn get_function(found: &OutArgument<u64>, module: u64, name: &TextArgument) -> Outcome {
+fn find_function_in_module(found: &OutArgument<u64>, module: u64, name: &TextArgument) -> Outcome {
     let object = MODULES.get(module).ok_or(INVALID_HANDLE)?;
     Ok(found.set(object.function_handle(module, &name.get()?)?)?)
 }
@@ -55,19 +55,19 @@ fn function_attribute(attribute: i32, handle: u64) -> Result<i32, CudaError> {
 exports! { "cuda" =>
     fn cuModuleLoadData(_call, module: OutArgument<u64>, image: InArgument<u8>) -> Outcome {
         current_context()?;
-        load_image(&module, image)
+        load_module_image(&module, image)
     }
 
     fn cuModuleLoadDataEx(
         _call, module: OutArgument<u64>, image: InArgument<u8>, _option_count: u32, _options: u64, _values: u64,
     ) -> Outcome {
         current_context()?;
-        load_image(&module, image)
+        load_module_image(&module, image)
     }
 
     fn cuModuleLoadFatBinary(_call, module: OutArgument<u64>, image: InArgument<u8>) -> Outcome {
         current_context()?;
-        load_image(&module, image)
+        load_module_image(&module, image)
     }
 
     fn cuModuleLoad(_call, module: OutArgument<u64>, path: TextArgument) -> Outcome {
@@ -86,7 +86,7 @@ exports! { "cuda" =>
 
     fn cuModuleGetFunction(_call, found: OutArgument<u64>, module: u64, name: TextArgument) -> Outcome {
         current_context()?;
-        get_function(&found, module, &name)
+        find_function_in_module(&found, module, &name)
     }
 
     fn cuModuleGetFunctionCount(_call, count: OutArgument<u32>, module: u64) -> Outcome {
@@ -113,7 +113,7 @@ exports! { "cuda" =>
         _options: u64, _values: u64, _count: u32,
     ) -> Outcome {
         initialised_driver()?;
-        load_image(&library, code)
+        load_module_image(&library, code)
     }
 
     fn cuLibraryUnload(_call, library: u64) -> Outcome {
@@ -123,7 +123,7 @@ exports! { "cuda" =>
 
     fn cuLibraryGetKernel(_call, kernel: OutArgument<u64>, library: u64, name: TextArgument) -> Outcome {
         initialised_driver()?;
-        get_function(&kernel, library, &name)
+        find_function_in_module(&kernel, library, &name)
     }
 
     fn cuLibraryGetModule(_call, module: OutArgument<u64>, library: u64) -> Outcome {

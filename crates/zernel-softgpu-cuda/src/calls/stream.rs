@@ -79,7 +79,7 @@ exports! { "cuda" =>
             return Err(INVALID_VALUE);
         }
         if let Some(point) = event.capture_point() {
-            return stream.stream.with_capture(|capture| match capture {
+            return stream.stream.change_capture_point(|capture| match capture {
                 None => {
                     *capture = Some(point);
                     Ok(())
@@ -146,7 +146,7 @@ exports! { "cuda" =>
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         let launch = Box::new(CallbackLaunch { callback, stream: handle, argument });
-        let function = HostFunction { function: call_back, argument: Box::into_raw(launch) as u64 };
+        let function = HostFunction { function: call_stream_callback, argument: Box::into_raw(launch) as u64 };
         stream.submit_or_capture(StreamWork::Host(function), call.symbol())
     }
 
@@ -167,7 +167,7 @@ struct CallbackLaunch {
     argument: u64,
 }
 
-extern "C" fn call_back(launch: *mut c_void) {
+extern "C" fn call_stream_callback(launch: *mut c_void) {
     // SAFETY: made by `Box::into_raw` when the callback was added, and called once.
     let launch = unsafe { Box::from_raw(launch.cast::<CallbackLaunch>()) };
     (launch.callback)(launch.stream, 0, launch.argument);

@@ -52,7 +52,7 @@ pub(super) struct LogFile {
     path: PathBuf,
     file: File,
     header: &'static [AtomicU64],
-    with_events: bool,
+    records_events: bool,
     log_size: Mutex<LogSize>,
 }
 
@@ -113,15 +113,18 @@ impl LogFile {
             .open(&path)?;
         file.set_len(BLOCKS_OFFSET as u64)?;
         let header = sys::map_file_as_words(&file, 0, BLOCKS_OFFSET)?;
-        header[HEADER_PID].store(u64::from(process.pid), Relaxed);
-        header[HEADER_START_TIME].store(process.start_time, Relaxed);
-        store_text(&header[HEADER_LIBRARY..HEADER_LIBRARY + 2], library);
-        header[HEADER_MAGIC].store(LOG_FILE_MAGIC, Release);
+        header[HEADER_PID_WORD_INDEX].store(u64::from(process.pid), Relaxed);
+        header[HEADER_START_TIME_WORD_INDEX].store(process.start_time, Relaxed);
+        store_text(
+            &header[HEADER_LIBRARY_WORD_INDEX..HEADER_LIBRARY_WORD_INDEX + 2],
+            library,
+        );
+        header[HEADER_MAGIC_WORD_INDEX].store(LOG_FILE_MAGIC, Release);
         Ok(Self {
             path,
             file,
             header,
-            with_events: config::is_variable_set(config::LOG_EVENTS_VARIABLE),
+            records_events: config::is_variable_set(config::LOG_EVENTS_VARIABLE),
             log_size: Mutex::new(LogSize {
                 end: BLOCKS_OFFSET,
                 symbols: 0,
@@ -130,7 +133,7 @@ impl LogFile {
     }
 
     /// Appends a block for the calling thread to the file.
-    fn new_block(&self, kind: u64, bytes: usize) -> &'static [AtomicU64] {
+    fn append_block(&self, kind: u64, bytes: usize) -> &'static [AtomicU64] {
         let mut log_size = self.log_size.lock().unwrap_or_else(PoisonError::into_inner);
         let block = self
             .file
@@ -138,9 +141,9 @@ impl LogFile {
             .and_then(|()| sys::map_file_as_words(&self.file, log_size.end as u64, bytes));
         let block = block.unwrap_or_else(|error| abort_without_log(&self.path, &error));
         log_size.end += bytes;
-        block[BLOCK_TID].store(u64::from(process::thread_id()), Relaxed);
-        block[BLOCK_BYTES].store(bytes as u64, Relaxed);
-        block[BLOCK_KIND].store(kind, Release);
+        block[BLOCK_TID_WORD_INDEX].store(u64::from(process::thread_id()), Relaxed);
+        block[BLOCK_BYTES_WORD_INDEX].store(bytes as u64, Relaxed);
+        block[BLOCK_KIND_WORD_INDEX].store(kind, Release);
         block
     }
 
@@ -156,7 +159,7 @@ impl LogFile {
             "softgpu: more exported functions than the truth log has room for"
         );
         log_size.symbols += 1;
-        let words = SYMBOL_BYTES / WORD_BYTES;
+        let words = BYTES_PER_SYMBOL_NAME / WORD_BYTES;
         let first = HEADER_BYTES / WORD_BYTES + index * words;
         store_text(&self.header[first..first + words], symbol.name);
         symbol
@@ -210,7 +213,7 @@ impl ThreadLog {
         let thread: &'static Self = Box::leak(Box::new(Self {
             log,
             generation,
-            counters: log.new_block(KIND_COUNTERS, COUNTER_BLOCK_BYTES),
+            counters: log.append_block(BLOCK_KIND_COUNTERS, COUNTER_BLOCK_BYTES),
             events: Cell::new(&[]),
         }));
         THREAD_LOG.set(Some(thread));
@@ -234,7 +237,8 @@ impl ThreadLog {
 
     fn return_entry(&self, symbol: usize, result: i32) -> &'static [AtomicU64] {
         let key = return_key(symbol, result);
-        let entries = || self.counters[RETURN_ENTRIES_OFFSET..].chunks_exact(RETURN_WORDS);
+        let entries =
+            || self.counters[RETURN_ENTRIES_OFFSET..].chunks_exact(WORDS_PER_RETURN_ENTRY);
         let candidates = match result {
             0 => entries().skip(symbol).take(1),
             _ => entries().skip(MAX_SYMBOLS).take(MAX_FAILURE_KINDS),
@@ -254,33 +258,35 @@ impl ThreadLog {
 
     /// The next event of this thread, already stamped as entered; `None` if only counts are logged.
     pub(super) fn begin_event(&self, symbol: usize) -> Option<&'static [AtomicU64]> {
-        if !self.log.with_events {
+        if !self.log.records_events {
             return None;
         }
         let event = self.next_event();
-        event[EVENT_ENTER].store(clock::now_ns(), Relaxed);
-        event[EVENT_KIND_AND_SYMBOL].store(event_kind_and_symbol(EVENT_CALL, symbol), Release);
+        event[EVENT_ENTER_WORD_INDEX].store(clock::now_ns(), Relaxed);
+        event[EVENT_KIND_AND_SYMBOL_WORD_INDEX]
+            .store(event_kind_and_symbol(EVENT_KIND_CALL, symbol), Release);
         Some(event)
     }
 
     fn next_event(&self) -> &'static [AtomicU64] {
         if self.events.get().is_empty() {
-            let block = self.log.new_block(KIND_EVENTS, EVENT_BLOCK_BYTES);
+            let block = self.log.append_block(BLOCK_KIND_EVENTS, EVENT_BLOCK_BYTES);
             let events = &block[BLOCK_HEADER_WORDS..];
-            self.events.set(&events[..EVENTS_PER_BLOCK * EVENT_WORDS]);
+            self.events
+                .set(&events[..EVENTS_PER_BLOCK * WORDS_PER_EVENT]);
         }
-        let (event, rest) = self.events.get().split_at(EVENT_WORDS);
+        let (event, rest) = self.events.get().split_at(WORDS_PER_EVENT);
         self.events.set(rest);
         event
     }
 }
 
 pub(super) fn end_event(event: &[AtomicU64], call: &OpenCall, result: i32, now: u64) {
-    event[EVENT_BYTES].store(call.bytes, Relaxed);
-    event[EVENT_STREAM].store(call.stream, Relaxed);
-    event[EVENT_OBJECT].store(call.object, Relaxed);
-    event[EVENT_RESULT].store(u64::from(result.cast_unsigned()), Relaxed);
-    event[EVENT_LEAVE].store(now, Release);
+    event[EVENT_BYTES_WORD_INDEX].store(call.bytes, Relaxed);
+    event[EVENT_STREAM_WORD_INDEX].store(call.stream, Relaxed);
+    event[EVENT_OBJECT_WORD_INDEX].store(call.object, Relaxed);
+    event[EVENT_RESULT_WORD_INDEX].store(u64::from(result.cast_unsigned()), Relaxed);
+    event[EVENT_LEAVE_WORD_INDEX].store(now, Release);
 }
 
 /// A piece of work of the simulated device, for the truth log.
@@ -306,14 +312,17 @@ pub fn log_device_work(work: &DeviceWork) {
     let Some(thread) = log_of_thread(work.symbol.library) else {
         return;
     };
-    if !thread.log.with_events {
+    if !thread.log.records_events {
         return;
     }
     let symbol = thread.symbol_index(work.symbol);
     let event = thread.next_event();
-    event[EVENT_ENTER].store(work.start, Relaxed);
-    event[EVENT_BYTES].store(work.bytes, Relaxed);
-    event[EVENT_STREAM].store(work.stream, Relaxed);
-    event[EVENT_LEAVE].store(work.end, Relaxed);
-    event[EVENT_KIND_AND_SYMBOL].store(event_kind_and_symbol(EVENT_DEVICE, symbol), Release);
+    event[EVENT_ENTER_WORD_INDEX].store(work.start, Relaxed);
+    event[EVENT_BYTES_WORD_INDEX].store(work.bytes, Relaxed);
+    event[EVENT_STREAM_WORD_INDEX].store(work.stream, Relaxed);
+    event[EVENT_LEAVE_WORD_INDEX].store(work.end, Relaxed);
+    event[EVENT_KIND_AND_SYMBOL_WORD_INDEX].store(
+        event_kind_and_symbol(EVENT_KIND_DEVICE_WORK, symbol),
+        Release,
+    );
 }

@@ -161,28 +161,29 @@ fn read_file(path: &Path) -> Result<ProcessTruth, TruthError> {
         reason,
     };
     let words = words_of(&fs::read(path).map_err(|error| broken(error.to_string()))?);
-    if words.len() * WORD_BYTES < BLOCKS_OFFSET || words[HEADER_MAGIC] != LOG_FILE_MAGIC {
+    if words.len() * WORD_BYTES < BLOCKS_OFFSET || words[HEADER_MAGIC_WORD_INDEX] != LOG_FILE_MAGIC
+    {
         return Err(broken(
             "not a truth file of this version, or its process died while creating it".into(),
         ));
     }
     let mut process = ProcessTruth {
-        pid: words[HEADER_PID] as u32,
-        start_time: words[HEADER_START_TIME],
-        library: decode_text(&words[HEADER_LIBRARY..HEADER_LIBRARY + 2]),
+        pid: words[HEADER_PID_WORD_INDEX] as u32,
+        start_time: words[HEADER_START_TIME_WORD_INDEX],
+        library: decode_text(&words[HEADER_LIBRARY_WORD_INDEX..HEADER_LIBRARY_WORD_INDEX + 2]),
         entered: BTreeMap::new(),
         returned: BTreeMap::new(),
         events: Vec::new(),
     };
     let symbols: Vec<String> = words[HEADER_BYTES / WORD_BYTES..BLOCKS_OFFSET / WORD_BYTES]
-        .chunks_exact(SYMBOL_BYTES / WORD_BYTES)
+        .chunks_exact(BYTES_PER_SYMBOL_NAME / WORD_BYTES)
         .map(decode_text)
         .collect();
     let mut rest = &words[BLOCKS_OFFSET / WORD_BYTES..];
     while let Some(block) = next_block(&mut rest) {
-        match block[BLOCK_KIND] {
-            KIND_COUNTERS => read_counters(block, &symbols, &mut process),
-            KIND_EVENTS => read_events(block, &symbols, &mut process),
+        match block[BLOCK_KIND_WORD_INDEX] {
+            BLOCK_KIND_COUNTERS => read_counters(block, &symbols, &mut process),
+            BLOCK_KIND_EVENTS => read_events(block, &symbols, &mut process),
             kind => return Err(broken(format!("unknown block kind {kind}"))),
         }
     }
@@ -207,16 +208,17 @@ fn decode_text(words: &[u64]) -> String {
 /// Cuts the next block off `rest`; `None` at the end, or where a process died while it appended a block.
 fn next_block<'a>(rest: &mut &'a [u64]) -> Option<&'a [u64]> {
     let header = rest.get(..BLOCK_HEADER_WORDS)?;
-    if header[BLOCK_KIND] == 0 {
+    if header[BLOCK_KIND_WORD_INDEX] == 0 {
         return None;
     }
-    let (block, after) = rest.split_at_checked(header[BLOCK_BYTES] as usize / WORD_BYTES)?;
+    let (block, after) =
+        rest.split_at_checked(header[BLOCK_BYTES_WORD_INDEX] as usize / WORD_BYTES)?;
     *rest = after;
     Some(block)
 }
 
 fn read_counters(block: &[u64], symbols: &[String], process: &mut ProcessTruth) {
-    let tid = block[BLOCK_TID] as u32;
+    let tid = block[BLOCK_TID_WORD_INDEX] as u32;
     for (symbol, count) in symbols
         .iter()
         .zip(&block[ENTERED_COUNTS_OFFSET..RETURN_ENTRIES_OFFSET])
@@ -226,7 +228,7 @@ fn read_counters(block: &[u64], symbols: &[String], process: &mut ProcessTruth) 
         }
     }
     for entry in block[RETURN_ENTRIES_OFFSET..]
-        .chunks_exact(RETURN_WORDS)
+        .chunks_exact(WORDS_PER_RETURN_ENTRY)
         .take(MAX_SYMBOLS + MAX_FAILURE_KINDS)
     {
         if entry[0] == 0 {
@@ -243,23 +245,23 @@ fn read_counters(block: &[u64], symbols: &[String], process: &mut ProcessTruth) 
 }
 
 fn read_events(block: &[u64], symbols: &[String], process: &mut ProcessTruth) {
-    let tid = block[BLOCK_TID] as u32;
-    for event in block[BLOCK_HEADER_WORDS..].chunks_exact(EVENT_WORDS) {
-        let kind = match event[EVENT_KIND_AND_SYMBOL] >> 32 {
+    let tid = block[BLOCK_TID_WORD_INDEX] as u32;
+    for event in block[BLOCK_HEADER_WORDS..].chunks_exact(WORDS_PER_EVENT) {
+        let kind = match event[EVENT_KIND_AND_SYMBOL_WORD_INDEX] >> 32 {
             0 => continue,
-            EVENT_DEVICE => LoggedEventKind::Device,
+            EVENT_KIND_DEVICE_WORK => LoggedEventKind::Device,
             _ => LoggedEventKind::Call,
         };
         process.events.push(LoggedEvent {
             kind,
             tid,
-            symbol: symbols[event[EVENT_KIND_AND_SYMBOL] as u32 as usize].clone(),
-            enter: event[EVENT_ENTER],
-            leave: event[EVENT_LEAVE],
-            bytes: event[EVENT_BYTES],
-            stream: event[EVENT_STREAM],
-            object: event[EVENT_OBJECT],
-            result: (event[EVENT_RESULT] as u32).cast_signed(),
+            symbol: symbols[event[EVENT_KIND_AND_SYMBOL_WORD_INDEX] as u32 as usize].clone(),
+            enter: event[EVENT_ENTER_WORD_INDEX],
+            leave: event[EVENT_LEAVE_WORD_INDEX],
+            bytes: event[EVENT_BYTES_WORD_INDEX],
+            stream: event[EVENT_STREAM_WORD_INDEX],
+            object: event[EVENT_OBJECT_WORD_INDEX],
+            result: (event[EVENT_RESULT_WORD_INDEX] as u32).cast_signed(),
         });
     }
 }

@@ -26,7 +26,7 @@ library_calls! {
     device_count = c"cuDeviceGetCount": fn(*mut c_int);
     set_flags = c"cuDevicePrimaryCtxSetFlags_v2": fn(c_int, c_uint);
     retain = c"cuDevicePrimaryCtxRetain": fn(*mut LibraryHandle, c_int);
-    set_current = c"cuCtxSetCurrent": fn(LibraryHandle);
+    set_current_context = c"cuCtxSetCurrent": fn(LibraryHandle);
     create_stream = c"cuStreamCreate": fn(*mut LibraryHandle, c_uint);
     load_data = c"cuModuleLoadData": fn(*mut LibraryHandle, *const c_void);
     get_function = c"cuModuleGetFunction": fn(*mut LibraryHandle, LibraryHandle, *const c_char);
@@ -77,7 +77,7 @@ impl OpenedCudaDevice {
             check_status((calls.device_get)(&raw mut device, number as c_int))?;
             check_status((calls.set_flags)(device, schedule as c_uint))?;
             check_status((calls.retain)(&raw mut context, device))?;
-            check_status((calls.set_current)(context))?;
+            check_status((calls.set_current_context)(context))?;
             check_status((calls.create_stream)(&raw mut stream, NON_BLOCKING_STREAM))?;
             check_status((calls.load_data)(&raw mut module, image.as_ptr().cast()))?;
             check_status((calls.get_function)(

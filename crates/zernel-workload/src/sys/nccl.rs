@@ -38,7 +38,7 @@ pub(crate) struct LoadedNccl {
 impl LoadedNccl {
     /// Loads `libnccl.so.2` from the folder of the CUDA driver, because the software GPU needs its own NCCL. If the
     /// folder has none, loads the library that the dynamic loader finds.
-    pub(crate) fn load_for(driver: &Path) -> Result<Self, LibraryError> {
+    pub(crate) fn load_beside_driver(driver: &Path) -> Result<Self, LibraryError> {
         const LIBRARY_NAME: &str = "libnccl.so.2";
         let beside = driver.with_file_name(LIBRARY_NAME);
         let library = match beside.is_file() {

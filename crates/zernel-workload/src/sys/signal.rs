@@ -20,7 +20,7 @@ extern "C" fn set_stop_bit(_signal: i32) {
 
 extern "C" fn interrupt_only(_signal: i32) {}
 
-fn set_handler(signal: i32, handler: libc::sighandler_t) {
+fn set_signal_handler(signal: i32, handler: libc::sighandler_t) {
     // SAFETY: `sigaction` is plain data for which zeros are valid: empty mask, no flags. Without
     // SA_RESTART a blocking call returns, which is the point.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -76,12 +76,12 @@ pub(crate) fn set_up_worker_signals(
 ) -> i32 {
     STOP_WORD.store(std::ptr::from_ref(stop_word).cast_mut(), Ordering::Release);
     for signal in caught {
-        set_handler(*signal, libc::SIG_DFL);
+        set_signal_handler(*signal, libc::SIG_DFL);
     }
     for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
-        set_handler(signal, libc::SIG_IGN);
+        set_signal_handler(signal, libc::SIG_IGN);
     }
-    set_handler(
+    set_signal_handler(
         libc::SIGUSR1,
         set_stop_bit as *const () as libc::sighandler_t,
     );
@@ -94,13 +94,13 @@ pub(crate) fn set_up_worker_signals(
 /// The signal that interrupts a blocked thread worker of this process: a real-time signal that had no
 /// handler when the first handle with threads was created. Its handler does nothing.
 pub(crate) fn thread_interrupt_signal() -> i32 {
-    static CHOSEN_SIGNAL: OnceLock<i32> = OnceLock::new();
-    *CHOSEN_SIGNAL.get_or_init(|| {
+    static INTERRUPT_SIGNAL: OnceLock<i32> = OnceLock::new();
+    *INTERRUPT_SIGNAL.get_or_init(|| {
         let unused = (libc::SIGRTMIN()..=libc::SIGRTMAX())
             .rev()
             .find(|&signal| handler_of(signal) == Some(libc::SIG_DFL));
         let signal = unused.unwrap_or(libc::SIGURG);
-        set_handler(signal, interrupt_only as *const () as libc::sighandler_t);
+        set_signal_handler(signal, interrupt_only as *const () as libc::sighandler_t);
         signal
     })
 }

@@ -17,7 +17,7 @@ spec_table! {
 }
 
 impl Work for AffinityChurn {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "affinity_churn",
             does: "pins itself to each CPU that it may use in turn, computes there, and counts a unit for each CPU",
@@ -25,11 +25,11 @@ impl Work for AffinityChurn {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let allowed = sched_getaffinity(None).map_err(FailingStep::SetAffinity.as_failure())?;
         let mut cpu = worker.index();
         while worker.should_do_another_round() {
-            cpu = next_cpu(&allowed, cpu);
+            cpu = next_allowed_cpu(&allowed, cpu);
             let mut only = CpuSet::new();
             only.set(cpu);
             // The CPU may be offline by now. Then the worker stays on its CPU and tries the next one.
@@ -41,7 +41,7 @@ impl Work for AffinityChurn {
     }
 }
 
-fn next_cpu(allowed: &CpuSet, after: usize) -> usize {
+fn next_allowed_cpu(allowed: &CpuSet, after: usize) -> usize {
     let candidates = (after + 1..CpuSet::MAX_CPU).chain(0..=after);
     candidates
         .into_iter()

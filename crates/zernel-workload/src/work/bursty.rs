@@ -17,7 +17,7 @@ spec_table! {
 }
 
 impl Work for Bursty {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "bursty",
             does: "uses CPU time, sleeps, and counts a unit for each burst",
@@ -25,7 +25,7 @@ impl Work for Bursty {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         while worker.should_do_another_round() {
             worker.burn_cpu_ns(us_to_ns(self.burst_us));
             worker.count_round(1);

@@ -19,7 +19,7 @@ spec_table! {
 }
 
 impl Work for CachePressure {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "cache_pressure",
             does: "writes to every cache line of its working set again and again, and counts a unit for each 1024 lines",
@@ -31,7 +31,7 @@ impl Work for CachePressure {
         super::check_kib("work.size_kib", self.size_kib)
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let mut memory = PrivateMapping::new(self.size_kib << 10)
             .map_err(FailingStep::MapMemory.as_failure())?;
         'sweeps: loop {

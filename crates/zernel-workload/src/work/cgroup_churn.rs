@@ -24,7 +24,7 @@ spec_table! {
 }
 
 impl Work for CgroupChurn {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "cgroup_churn",
             does: "moves itself to each of the given cgroups in turn, computes there, and counts a unit for each cgroup",
@@ -55,7 +55,7 @@ impl Work for CgroupChurn {
         Some("writing to cgroup.procs would move every sibling thread along")
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let mut turn = worker.index();
         while worker.should_do_another_round() {
             move_calling_thread(&self.cgroups[turn % self.cgroups.len()])?;

@@ -8,7 +8,7 @@ use crate::worker::{FailingStep, WorkFailure, Worker};
 pub(crate) struct ForkExit;
 
 impl Work for ForkExit {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "fork_exit",
             does: "forks a child that exits at once, reaps it, and counts a unit for each child",
@@ -20,7 +20,7 @@ impl Work for ForkExit {
         Some("a fork copies the locks that sibling threads hold at that moment")
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         while worker.should_do_another_round() {
             fork_and_exit().map_err(FailingStep::ForkChild.as_failure())?;
             worker.count_round(1);

@@ -19,7 +19,7 @@ spec_table! {
 }
 
 impl Work for FutexFanOut {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "futex_fan_out",
             does: "the first worker wakes all others at once, each by its own futex; the woken workers compute; each worker counts a unit for each round",
@@ -39,7 +39,7 @@ impl Work for FutexFanOut {
         team_size
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let own = &team.slots[team.index];
         let mut seen = 0;

@@ -17,7 +17,7 @@ spec_table! {
 }
 
 impl Work for FutexPingPong {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "futex_ping_pong",
             does: "hands the turn to its partner through a futex and waits for the turn to come back, and counts a unit for each turn",
@@ -33,7 +33,7 @@ impl Work for FutexPingPong {
         1
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let turn = &team.slots[0];
         while worker.should_do_another_round() {

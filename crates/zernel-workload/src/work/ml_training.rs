@@ -118,7 +118,7 @@ struct BackwardSlots<'a> {
 const FUTEX_SLOTS_PER_RANK: usize = 5;
 
 impl Work for MlTraining {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "ml_training",
             does: "loaders read and decode batches; trainers copy, launch, wait for the GPU, all-reduce and optimize; \
@@ -179,7 +179,7 @@ impl Work for MlTraining {
         self.forked_loaders.then_some(why)
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let number = team.index / self.workers_per_rank();
         let slot = |rank: usize, slot: usize| {

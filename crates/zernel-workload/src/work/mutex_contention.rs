@@ -24,7 +24,7 @@ const LOCK_HELD: u32 = 1;
 const LOCK_CONTENDED: u32 = 2;
 
 impl Work for MutexContention {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "mutex_contention",
             does: "takes a lock that the whole group shares, computes, releases the lock, computes again, and counts a unit for each time that it had the lock",
@@ -40,7 +40,7 @@ impl Work for MutexContention {
         1
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let lock = &worker.team().slots[0];
         while worker.should_do_another_round() {
             if !acquire_lock(worker, lock) {

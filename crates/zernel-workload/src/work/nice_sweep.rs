@@ -12,7 +12,7 @@ const CPU_US_PER_NICE_VALUE: u64 = 500;
 const MAX_NICE: i32 = 19;
 
 impl Work for NiceSweep {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "nice_sweep",
             does: "spins at each nice value that it may have in turn, from its own up to 19 and (where allowed) from -20 again, and counts a unit for each nice value",
@@ -20,7 +20,7 @@ impl Work for NiceSweep {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let own = getpriority_process(None).map_err(FailingStep::SetNice.as_failure())?;
         // To lower a nice value takes a privilege; without it the worker goes up to 19 and stays there.
         let lowest = if setpriority_process(None, -20).is_ok() {

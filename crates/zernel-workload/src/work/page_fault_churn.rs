@@ -17,7 +17,7 @@ spec_table! {
 }
 
 impl Work for PageFaultChurn {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "page_fault_churn",
             does: "touches every page of a region, gives the region back, and counts a unit for each page",
@@ -29,7 +29,7 @@ impl Work for PageFaultChurn {
         super::check_kib("work.region_kib", self.region_kib)
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let mut region = PrivateMapping::new(self.region_kib << 10)
             .map_err(FailingStep::MapMemory.as_failure())?;
         'rounds: loop {

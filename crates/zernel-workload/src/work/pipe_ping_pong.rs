@@ -15,7 +15,7 @@ spec_table! {
 }
 
 impl Work for PipePingPong {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "pipe_ping_pong",
             does: "passes a message to its partner through a pipe and waits for the answer, and counts a unit for each answer",
@@ -31,7 +31,7 @@ impl Work for PipePingPong {
         2
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let [own, partner] = [&team.pipes[team.index], &team.pipes[1 - team.index]];
         if team.index == 0 {

@@ -26,7 +26,7 @@ spec_table! {
 }
 
 impl Work for RandomRead {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "random_read",
             does: "reads random 4 KiB blocks of its file, which it drops from the page cache, and counts a unit for each block",
@@ -39,7 +39,7 @@ impl Work for RandomRead {
         files::check_folder("work.folder", &self.folder)
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let bytes = (self.file_kib as u64) << 10;
         let file = files::create_filled_file(&self.folder, bytes, worker)?;
         worker

@@ -27,7 +27,7 @@ spec_table! {
 }
 
 impl Work for Sequence {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "sequence",
             does: "goes through the given phases (compute, sleep, yield) in a loop, and counts a unit for each phase",
@@ -45,7 +45,7 @@ impl Work for Sequence {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         for phase in self.phases.iter().cycle() {
             if !worker.should_do_another_round() {
                 break;

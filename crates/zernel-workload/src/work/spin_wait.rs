@@ -7,7 +7,7 @@ use crate::worker::{WorkFailure, Worker};
 pub(crate) struct SpinWait;
 
 impl Work for SpinWait {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "spin_wait",
             does: "spins, never blocks, and counts a unit for about each microsecond",
@@ -15,7 +15,7 @@ impl Work for SpinWait {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         while worker.should_do_another_round() {
             worker.spin_about_a_microsecond();
             worker.count_round(1);

@@ -24,7 +24,7 @@ spec_table! {
 }
 
 impl Work for SyncWrite {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "sync_write",
             does: "writes a block and waits for the disk (fdatasync), and counts a unit for each block",
@@ -37,7 +37,7 @@ impl Work for SyncWrite {
         files::check_folder("work.folder", &self.folder)
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let file = files::create_unnamed_file(&self.folder)?;
         let mut block = PrivateMapping::new(self.block_kib << 10)
             .map_err(FailingStep::MapMemory.as_failure())?;

@@ -19,7 +19,7 @@ spec_table! {
 }
 
 impl Work for ThunderingHerd {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "thundering_herd",
             does: "all workers but the first wait on one futex, and the first wakes them with one call; each worker counts a unit for each such wake-up",
@@ -39,7 +39,7 @@ impl Work for ThunderingHerd {
         1
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let gate = &team.slots[0];
         let mut seen = 0;

@@ -17,7 +17,7 @@ spec_table! {
 }
 
 impl Work for TimerDeadline {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "timer_deadline",
             does: "wakes at fixed moments, computes, and counts a unit for each period; its wake latency is the delay of its wake-ups",
@@ -35,7 +35,7 @@ impl Work for TimerDeadline {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let period_ns = us_to_ns(self.period_us);
         let mut next_ns = clock::now_ns().saturating_add(period_ns);
         while worker.should_do_another_round() {

@@ -17,7 +17,7 @@ spec_table! {
 }
 
 impl Work for WakeChain {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "wake_chain",
             does: "waits for its predecessor in a ring, computes, wakes its successor, and counts a unit for each time around the ring",
@@ -37,7 +37,7 @@ impl Work for WakeChain {
         team_size
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let own = &team.slots[team.index];
         let next = &team.slots[(team.index + 1) % team.size];

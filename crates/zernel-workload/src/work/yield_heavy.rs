@@ -7,7 +7,7 @@ use crate::worker::{WorkFailure, Worker};
 pub(crate) struct YieldHeavy;
 
 impl Work for YieldHeavy {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "yield_heavy",
             does: "calls sched_yield in a loop, and counts a unit for each call",
@@ -15,7 +15,7 @@ impl Work for YieldHeavy {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         while worker.should_do_another_round() {
             rustix::thread::sched_yield();
             worker.count_round(1);

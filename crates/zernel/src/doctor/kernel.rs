@@ -130,13 +130,13 @@ pub(super) const OTHER_PROCESSES_ROW_NAME: &str = "other processes";
 pub(super) struct ProcessVisibility {
     pub(super) other_count: usize,
     /// Processes that cannot be read, each with the reason.
-    pub(super) unreadable: Vec<String>,
+    pub(super) unreadable_processes: Vec<String>,
     /// Whether this process is in another pid namespace than the initial one, and cannot see processes outside it.
-    pub(super) in_container: bool,
+    pub(super) is_in_child_pid_namespace: bool,
 }
 
 impl ProcessVisibility {
-    pub(super) fn count_readable() -> Self {
+    pub(super) fn count_readable_processes() -> Self {
         let own_pid = rustix::process::getpid().as_raw_nonzero().get();
         let others: Vec<_> = all_processes()
             .into_iter()
@@ -154,14 +154,14 @@ impl ProcessVisibility {
         });
         Self {
             other_count: others.len(),
-            unreadable: unseen.collect(),
-            in_container: !in_initial_namespace("pid"),
+            unreadable_processes: unseen.collect(),
+            is_in_child_pid_namespace: !in_initial_namespace("pid"),
         }
     }
 
     /// Whether there are other processes, and none can be read.
     pub(super) fn sees_no_other_process(&self) -> bool {
-        self.other_count > 0 && self.unreadable.len() == self.other_count
+        self.other_count > 0 && self.unreadable_processes.len() == self.other_count
     }
 }
 
@@ -173,7 +173,7 @@ const MAX_NAMED_PROCESSES: usize = 3;
 fn other_processes_row(processes: &ProcessVisibility, lacking: &[&str]) -> CheckRow {
     let ProcessVisibility {
         other_count: others,
-        unreadable: unseen,
+        unreadable_processes: unseen,
         ..
     } = processes;
     let mut finding = format!(
@@ -206,7 +206,7 @@ fn other_processes_row(processes: &ProcessVisibility, lacking: &[&str]) -> Check
             "no process can be observed",
         )
         .with_remedy(remedy)
-    } else if processes.in_container {
+    } else if processes.is_in_child_pid_namespace {
         CheckRow::degraded(
             OTHER_PROCESSES_ROW_NAME,
             finding,
@@ -336,8 +336,8 @@ mod tests {
         let unseen = (1..=unseen).map(|pid| format!("{pid} init: Permission denied"));
         let processes = ProcessVisibility {
             other_count: 9,
-            unreadable: unseen.collect(),
-            in_container: false,
+            unreadable_processes: unseen.collect(),
+            is_in_child_pid_namespace: false,
         };
         other_processes_row(&processes, lacking)
     }

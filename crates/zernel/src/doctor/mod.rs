@@ -81,7 +81,7 @@ fn examine_machine() -> DoctorReport {
         .into_iter()
         .map(|capability| (capability, capability.try_out()))
         .collect();
-    let processes = ProcessVisibility::count_readable();
+    let processes = ProcessVisibility::count_readable_processes();
     let section = |title, rows| ReportSection { title, rows };
     DoctorReport {
         version: env!("CARGO_PKG_VERSION"),
@@ -147,8 +147,8 @@ mod tests {
     fn visibility_of(seen: usize, others: usize) -> ProcessVisibility {
         ProcessVisibility {
             other_count: others,
-            unreadable: vec![String::new(); others - seen],
-            in_container: false,
+            unreadable_processes: vec![String::new(); others - seen],
+            is_in_child_pid_namespace: false,
         }
     }
 

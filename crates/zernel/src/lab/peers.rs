@@ -63,8 +63,11 @@ fn peer_row(cache: &PeerCache, peer: PeerScheduler) -> String {
         (Some(_), version) => version.unwrap_or_else(|| "built".to_owned()),
     };
     let arguments = peer.arguments.join(" ");
-    format!("{:13} {state:10} {:60} {arguments}", peer.name, peer.about)
-        .trim_end()
-        .to_owned()
+    format!(
+        "{:13} {state:10} {:60} {arguments}",
+        peer.name, peer.design_summary
+    )
+    .trim_end()
+    .to_owned()
         + "\n"
 }

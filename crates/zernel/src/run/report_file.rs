@@ -29,7 +29,7 @@ pub(crate) fn check_report_file(path: &Path, caller: Option<&SudoCaller>) -> io:
                 check_replaceable(&path)?;
                 match TemporaryFile::create(parent_folder_of(&path)) {
                     Err(error) if forbids_new_files(&error) && path.exists() => {
-                        open_existing(&path).map(drop)
+                        open_existing_for_writing(&path).map(drop)
                     }
                     created => created.map(drop),
                 }
@@ -52,7 +52,7 @@ pub(crate) fn write_report_file(
                 Err(error) if forbids_new_files(&error) && path.exists() => {
                     overwrite_existing(&path, text)
                 }
-                created => created?.write_as(&path, text),
+                created => created?.write_and_rename_to(&path, text),
             },
             ReportDestination::Device(path) => open_device(&path)?.write_all(text),
         }
@@ -110,7 +110,7 @@ fn forbids_new_files(error: &io::Error) -> bool {
     matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
 }
 
-fn open_existing(path: &Path) -> io::Result<File> {
+fn open_existing_for_writing(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
     OpenOptions::new()
         .write(true)
@@ -120,7 +120,7 @@ fn open_existing(path: &Path) -> io::Result<File> {
 
 /// Overwrites an existing file, once there is space for the text.
 fn overwrite_existing(path: &Path, text: &[u8]) -> io::Result<()> {
-    let mut file = open_existing(path)?;
+    let mut file = open_existing_for_writing(path)?;
     let length = text.len() as u64;
     match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length) {
         // If this file system cannot reserve space, the report is written without a reservation.
@@ -184,7 +184,7 @@ impl TemporaryFile {
         })
     }
 
-    fn write_as(mut self, path: &Path, text: &[u8]) -> io::Result<()> {
+    fn write_and_rename_to(mut self, path: &Path, text: &[u8]) -> io::Result<()> {
         self.file.write_all(text)?;
         // Some file systems report a full disk only when data is synced.
         self.file.sync_data()?;

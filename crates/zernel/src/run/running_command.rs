@@ -58,8 +58,8 @@ impl CaughtSignals {
 /// The running command.
 pub(crate) struct RunningCommand {
     pid: Pid,
-    forwarding: Handle,
-    cpu_before: ChildrenCpuTime,
+    signal_forwarder: Handle,
+    cpu_time_before_start: ChildrenCpuTime,
 }
 
 impl RunningCommand {
@@ -86,13 +86,13 @@ impl RunningCommand {
         if let Some(caller) = caller {
             caller.run_command_as_caller(&mut command);
         }
-        let cpu_before = ChildrenCpuTime::of_reaped_children();
+        let cpu_time_before_start = ChildrenCpuTime::of_reaped_children();
         let child = command.spawn().map_err(failed)?;
         let pid = Pid::from_child(&child);
         Ok(Self {
             pid,
-            forwarding: forward_signals(signals.0, pid).map_err(failed)?,
-            cpu_before,
+            signal_forwarder: forward_signals(signals.0, pid).map_err(failed)?,
+            cpu_time_before_start,
         })
     }
 
@@ -109,13 +109,13 @@ impl RunningCommand {
                 Err(error) => return Err(error.into()),
             }
         };
-        self.forwarding.close();
+        self.signal_forwarder.close();
         let cpu = ChildrenCpuTime::of_reaped_children();
         Ok(CommandExit {
             code: status.exit_status(),
             signal: status.terminating_signal(),
-            user_seconds: (cpu.user - self.cpu_before.user).as_secs_f64(),
-            system_seconds: (cpu.system - self.cpu_before.system).as_secs_f64(),
+            user_seconds: (cpu.user - self.cpu_time_before_start.user).as_secs_f64(),
+            system_seconds: (cpu.system - self.cpu_time_before_start.system).as_secs_f64(),
         })
     }
 }

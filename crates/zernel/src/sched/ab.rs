@@ -48,7 +48,7 @@ pub(crate) struct AbOptions {
     #[arg(conflicts_with_all = ["stats", "restart", "monitor", "dry_run", "config", "watchdog_ms", "without", "replace"])]
     pub(super) ab: Option<Duration>,
     /// Length of a block of --ab [default: a 40th of its TIME, at least 5s]
-    #[arg(long, value_name = "TIME", value_parser = parse_block, requires = "ab")]
+    #[arg(long, value_name = "TIME", value_parser = parse_block_length, requires = "ab")]
     block: Option<Duration>,
     #[command(flatten)]
     socket: DaemonSocket,
@@ -83,7 +83,7 @@ pub(super) fn run(
     })
 }
 
-fn parse_block(text: &str) -> Result<Duration, String> {
+fn parse_block_length(text: &str) -> Result<Duration, String> {
     let block = parse_duration(text)?;
     match block >= MIN_REQUESTED_BLOCK {
         true => Ok(block),
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(schedule(60, None), (6, 5));
         assert_eq!(schedule(1, None), (2, 5));
         assert_eq!(schedule(60, Some(2)), (15, 2));
-        assert!(parse_block("1.9s").is_err() && parse_block("2s").is_ok());
+        assert!(parse_block_length("1.9s").is_err() && parse_block_length("2s").is_ok());
     }
 
     #[test]

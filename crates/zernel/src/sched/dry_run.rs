@@ -55,7 +55,10 @@ pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
             .requests()
             .call_with_observer(|observer| observer.decisions());
         let read = read.unwrap_or_default();
-        processes.extend(read.into_iter().map(|process| (process.handle, process)));
+        processes.extend(
+            read.into_iter()
+                .map(|process| (process.process_handle, process)),
+        );
     }
     let wall = started.elapsed();
     drop(observer.stop()?);
@@ -158,7 +161,7 @@ mod tests {
             ..ClassDecisions::default()
         };
         ProcessDecisions {
-            handle: pid,
+            process_handle: pid,
             pid,
             trainer,
             is_sampled: trainer == 20,

@@ -27,7 +27,7 @@ pub(super) struct StepCounts {
 struct StepCount {
     steps: u64,
     /// Increases when steps were lost, or when the count began again.
-    interruptions: u64,
+    interruption_count: u64,
 }
 
 impl StepCounts {
@@ -38,7 +38,7 @@ impl StepCounts {
         let counts = trainers.map(|process| {
             let count = StepCount {
                 steps: process.steps.count,
-                interruptions: process.steps.gaps + u64::from(process.steps.restarts),
+                interruption_count: process.steps.gaps + u64::from(process.steps.restarts),
             };
             ((process.pid, process.start_ns), count)
         });
@@ -60,7 +60,7 @@ impl StepCounts {
             let last = later.processes.get(key)?;
             let steps = last.steps.saturating_sub(first.steps);
             let is_counted = steps > 0 && seconds > 0.0;
-            let is_whole = last.interruptions == first.interruptions;
+            let is_whole = last.interruption_count == first.interruption_count;
             (is_counted && is_whole).then(|| (*key, steps as f64 / seconds))
         });
         rates.collect()
@@ -107,8 +107,8 @@ impl PairedBlocks {
         let half_width = student_t_percentile(count - 1) * (variance / count as f64).sqrt();
         Some(RatioEstimate {
             ratio: mean.exp(),
-            low: (mean - half_width).exp(),
-            high: (mean + half_width).exp(),
+            interval_low: (mean - half_width).exp(),
+            interval_high: (mean + half_width).exp(),
             pairs: count,
         })
     }
@@ -118,8 +118,8 @@ impl PairedBlocks {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RatioEstimate {
     pub(super) ratio: f64,
-    pub(super) low: f64,
-    pub(super) high: f64,
+    pub(super) interval_low: f64,
+    pub(super) interval_high: f64,
     pub(super) pairs: usize,
 }
 
@@ -127,14 +127,14 @@ impl fmt::Display for RatioEstimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             ratio,
-            low,
-            high,
+            interval_low,
+            interval_high,
             pairs,
         } = self;
         write!(
             f,
-            "steps/s with the scheduler: {ratio:.3} times those without it (95 % interval {low:.3} to {high:.3}, \
-             {pairs} pairs)"
+            "steps/s with the scheduler: {ratio:.3} times those without it (95 % interval \
+             {interval_low:.3} to {interval_high:.3}, {pairs} pairs)"
         )
     }
 }
@@ -211,8 +211,8 @@ mod tests {
         let estimate = blocks.mean_ratio().unwrap();
         // Logarithms to base 2: mean 0.5, standard deviation 1, standard error 0.5, t = 3.182.
         assert!((estimate.ratio - 2_f64.powf(0.5)).abs() < 1e-9);
-        assert!((estimate.low - 2_f64.powf(0.5 - 1.591)).abs() < 1e-9);
-        assert!((estimate.high - 2_f64.powf(0.5 + 1.591)).abs() < 1e-9);
+        assert!((estimate.interval_low - 2_f64.powf(0.5 - 1.591)).abs() < 1e-9);
+        assert!((estimate.interval_high - 2_f64.powf(0.5 + 1.591)).abs() < 1e-9);
         assert_eq!((estimate.pairs, blocks.discarded_pairs), (4, 0));
     }
 

@@ -44,7 +44,7 @@ impl Default for PolicyOptions {
     fn default() -> Self {
         Self {
             slice_us: SchedSettings::DEFAULT_SLICE.as_micros() as u64,
-            privilege: PrivilegeOption::for_nobody(),
+            privilege: PrivilegeOption::for_no_process(),
             guarantee: GuaranteeOption(SchedSettings::DEFAULT_GUARANTEE_PERCENT),
             lend: false,
         }
@@ -99,7 +99,7 @@ pub(super) struct PrivilegeOption {
 }
 
 impl PrivilegeOption {
-    fn for_nobody() -> Self {
+    fn for_no_process() -> Self {
         Self {
             text: "nobody".to_owned(),
             privilege: Privilege::Nobody,

@@ -22,7 +22,7 @@ pub(crate) struct SchedulerSession {
     policy: PolicyOptions,
     /// Times that the scheduler was loaded again after an ejection.
     pub(super) restarts: u32,
-    publisher: StatisticsPublisher,
+    statistics_publisher: StatisticsPublisher,
     interval_printer: Option<IntervalPrinter>,
     config_file: Option<ConfigFile>,
     manager: Option<ServiceManager>,
@@ -40,7 +40,7 @@ impl SchedulerSession {
         Self {
             policy,
             restarts: 0,
-            publisher: StatisticsPublisher::new(Path::new(
+            statistics_publisher: StatisticsPublisher::new(Path::new(
                 published_statistics::STATISTICS_DIRECTORY,
             )),
             interval_printer: None,
@@ -113,7 +113,7 @@ impl SchedulerSession {
         self.follow_privileged_cgroup(loaded);
         self.report_observer_changes(loaded);
         let statistics = || collect_statistics(loaded, &self.policy, self.restarts);
-        self.publisher.publish_if_due(statistics);
+        self.statistics_publisher.publish_if_due(statistics);
         if let Some(stats) = &mut self.interval_printer {
             stats.print_if_due(statistics);
         }
@@ -238,7 +238,7 @@ fn collect_statistics(
 /// Prints the lines of `--stats`.
 struct IntervalPrinter {
     interval: Duration,
-    next_print: Instant,
+    next_print_at: Instant,
     table: IntervalTable,
 }
 
@@ -246,16 +246,16 @@ impl IntervalPrinter {
     fn new(seconds: u64) -> Self {
         Self {
             interval: Duration::from_secs(seconds),
-            next_print: Instant::now(),
+            next_print_at: Instant::now(),
             table: IntervalTable::default(),
         }
     }
 
     fn print_if_due(&mut self, statistics: impl FnOnce() -> SchedulerStatistics) {
-        if Instant::now() < self.next_print {
+        if Instant::now() < self.next_print_at {
             return;
         }
-        self.next_print = Instant::now() + self.interval;
+        self.next_print_at = Instant::now() + self.interval;
         if let Some(text) = self.table.add_interval(&statistics()) {
             // Scheduling goes on without a reader.
             let _ = crate::print_to_stdout(text.as_bytes());

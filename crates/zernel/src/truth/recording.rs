@@ -113,7 +113,7 @@ impl TraceRecorder {
         observer: ObserverThread,
         stop: &AtomicBool,
     ) -> Result<Self, ObserveError> {
-        let mut snapshot = observer.published().snapshot();
+        let mut snapshot = observer.published_snapshot().snapshot();
         for round in 0_u32.. {
             // The flag is read before the trace, so that the last read of the trace follows the exit of the command.
             let is_last = stop.load(Ordering::Relaxed);
@@ -148,10 +148,10 @@ impl TraceRecorder {
     fn add_item(&mut self, item: &TraceItem) {
         match item {
             TraceItem::Process(process) => self.push_entry(&TraceEntry::Process(ProcessEntry {
-                handle: process.handle,
+                handle: process.process_handle,
                 pid: process.pid,
                 is_loader: process.is_loader,
-                trainer_handle: process.trainer,
+                trainer_handle: process.trainer_handle,
             })),
             TraceItem::Event(event) => self.add_event(event),
             TraceItem::Coverage { at_ns, change } => {

@@ -24,21 +24,21 @@ use zernel_testkit::target::{
 };
 
 pub(crate) const ATTACKER_ROLES: &[(&str, TargetRole)] = &[
-    ("grows_loaders", grows_loaders),
-    ("maps_huge_libraries", maps_huge_libraries),
-    ("maps_dead_files", maps_dead_files),
-    ("maps_copies", maps_copies),
-    ("maps_full_copies", maps_full_copies),
-    ("loops_cu_init", loops_cu_init),
-    ("forks_and_exits", forks_and_exits),
-    ("destroys_contexts", destroys_contexts),
-    ("maps_refused_files", maps_refused_files),
-    ("replaces_libraries", replaces_libraries),
-    ("holds_connections", holds_connections),
-    ("reads_slowly", reads_slowly),
-    ("executes_programs", executes_programs),
-    ("uses_a_library", uses_a_library),
-    ("floods_requests", floods_requests),
+    ("grows_loaders", target_grows_loaders),
+    ("maps_huge_libraries", target_maps_huge_libraries),
+    ("maps_dead_files", target_maps_dead_files),
+    ("maps_copies", target_maps_copies),
+    ("maps_full_copies", target_maps_full_copies),
+    ("loops_cu_init", target_loops_cu_init),
+    ("forks_and_exits", target_forks_and_exits),
+    ("destroys_contexts", target_destroys_contexts),
+    ("maps_refused_files", target_maps_refused_files),
+    ("replaces_libraries", target_replaces_libraries),
+    ("holds_connections", target_holds_connections),
+    ("reads_slowly", target_reads_slowly),
+    ("executes_programs", target_executes_programs),
+    ("uses_a_library", target_uses_a_library),
+    ("floods_requests", target_floods_requests),
 ];
 
 /// The directory that belongs to the attacking user. Each attacking process has a directory below it, with its pid as name.
@@ -107,7 +107,7 @@ fn sleep_until_daemon_has_scanned() {
 }
 
 /// Maps loaders that show 31 MiB and grow to 40 GiB while they are read.
-fn grows_loaders(_driver: &Driver, _rounds: u64) {
+fn target_grows_loaders(_driver: &Driver, _rounds: u64) {
     end_part_and_wait();
     for number in 0_u64.. {
         let folder = path_in_own_directory(&format!("loaders-{number}"));
@@ -128,7 +128,7 @@ fn grows_loaders(_driver: &Driver, _rounds: u64) {
 }
 
 /// Maps libraries with many symbols that match a probed function, and with many long names.
-fn maps_huge_libraries(_driver: &Driver, _rounds: u64) {
+fn target_maps_huge_libraries(_driver: &Driver, _rounds: u64) {
     let prefix = "_ZN5torch8autograd6Engine7executeE";
     let matching = (0..100_000).map(|number| global_function(format!("{prefix}{number}"), 3));
     let long = "x".repeat(1000);
@@ -151,7 +151,7 @@ fn maps_huge_libraries(_driver: &Driver, _rounds: u64) {
 }
 
 /// Maps a library and a loader. Then the file system of both files stops answering.
-fn maps_dead_files(_driver: &Driver, _rounds: u64) {
+fn target_maps_dead_files(_driver: &Driver, _rounds: u64) {
     for name in STALLING_FILE_NAMES {
         map_file_as_code(&stage_directory().join("dead").join(name).join(name));
     }
@@ -163,13 +163,13 @@ fn maps_dead_files(_driver: &Driver, _rounds: u64) {
 }
 
 /// Maps this number of copies of a small library.
-fn maps_copies(_driver: &Driver, copies: u64) {
+fn target_maps_copies(_driver: &Driver, copies: u64) {
     map_copies(&["cuInit"], copies);
 }
 
 /// Maps this number of copies of a library with every function that is probed in the CUDA driver. Each frequent function
 /// has a link of its own.
-fn maps_full_copies(_driver: &Driver, copies: u64) {
+fn target_maps_full_copies(_driver: &Driver, copies: u64) {
     let symbols = SYMBOLS.iter();
     let symbols = symbols.filter(|symbol| symbol.library == LibraryKind::Cuda);
     let names: Vec<&'static str> = symbols.map(ProbedFunction::name).collect();
@@ -200,7 +200,7 @@ fn map_copies(functions: &[&'static str], copies: u64) {
 }
 
 /// Calls `cuInit` all the time, in a private copy and in the library that all users share.
-fn loops_cu_init(driver: &Driver, _rounds: u64) {
+fn target_loops_cu_init(driver: &Driver, _rounds: u64) {
     let copy = path_in_own_directory("libcuda.so.1");
     fs::copy(stage_directory().join("lib/libcuda.so.1"), &copy).expect("ours");
     // SAFETY: loading the software GPU runs no code of its own.
@@ -218,7 +218,7 @@ fn loops_cu_init(driver: &Driver, _rounds: u64) {
 }
 
 /// Forks short processes that use the GPU, while it holds this number of allocations.
-fn forks_and_exits(driver: &Driver, allocations: u64) {
+fn target_forks_and_exits(driver: &Driver, allocations: u64) {
     driver.open_first_device();
     for _ in 0..allocations {
         driver.allocate_memory(64);
@@ -242,7 +242,7 @@ fn forks_and_exits(driver: &Driver, allocations: u64) {
 }
 
 /// Destroys contexts while it holds this number of allocations.
-fn destroys_contexts(driver: &Driver, allocations: u64) {
+fn target_destroys_contexts(driver: &Driver, allocations: u64) {
     driver.open_first_device();
     for _ in 0..allocations {
         driver.allocate_memory(64);
@@ -262,7 +262,7 @@ fn destroys_contexts(driver: &Driver, allocations: u64) {
 }
 
 /// Maps files that are named like libraries and are none.
-fn maps_refused_files(_driver: &Driver, _rounds: u64) {
+fn target_maps_refused_files(_driver: &Driver, _rounds: u64) {
     end_part_and_wait();
     for number in 0_u64.. {
         let path = path_in_own_directory(&format!("libcuda.so.refused{number}"));
@@ -275,7 +275,7 @@ fn maps_refused_files(_driver: &Driver, _rounds: u64) {
 }
 
 /// Replaces a library by another one as fast as it can, while the last of the deleted ones stay mapped.
-fn replaces_libraries(_driver: &Driver, mapped_at_once: u64) {
+fn target_replaces_libraries(_driver: &Driver, mapped_at_once: u64) {
     let library = ElfBuilder::new(&PUSH_POP_RET, vec![global_function("cuInit", 3)]).build_file();
     let (path, new) = (
         path_in_own_directory("libcuda.so.1"),
@@ -296,7 +296,7 @@ fn replaces_libraries(_driver: &Driver, mapped_at_once: u64) {
 
 /// Opens 400 connections that send half a request, and 64 WebSockets that read nothing, and opens them again when the
 /// daemon ends them.
-fn holds_connections(_driver: &Driver, _rounds: u64) {
+fn target_holds_connections(_driver: &Driver, _rounds: u64) {
     end_part_and_wait();
     let mut connections: Vec<UnixStream> = Vec::new();
     loop {
@@ -324,7 +324,7 @@ fn holds_connections(_driver: &Driver, _rounds: u64) {
 
 /// Asks for long answers over this number of connections and reads a little of each at a time. Every moment one more client asks, so
 /// that the answers are texts of different snapshots.
-fn reads_slowly(_driver: &Driver, connections: u64) {
+fn target_reads_slowly(_driver: &Driver, connections: u64) {
     end_part_and_wait();
     let mut readers: Vec<UnixStream> = Vec::new();
     for path in DAEMON_ENDPOINTS.iter().cycle() {
@@ -354,7 +354,7 @@ fn is_connection_open(mut stream: &UnixStream) -> bool {
 
 /// Starts programs one after the other. Each program loads a copy of a library that no other process has, and calls
 /// it.
-fn executes_programs(_driver: &Driver, _rounds: u64) {
+fn target_executes_programs(_driver: &Driver, _rounds: u64) {
     end_part_and_wait();
     let program = stage_directory().join("program");
     for number in 0_u64.. {
@@ -387,13 +387,13 @@ fn executes_programs(_driver: &Driver, _rounds: u64) {
 }
 
 /// The program of this attack: initializes the library, and exits.
-fn uses_a_library(driver: &Driver, _rounds: u64) {
+fn target_uses_a_library(driver: &Driver, _rounds: u64) {
     call!(driver.cuda(), "cuInit", 0);
 }
 
 /// Asks for every endpoint all the time, over this number of connections. Each request is complete before the answer is read,
 /// and a new connection is opened when the daemon ends one.
-fn floods_requests(_driver: &Driver, connections: u64) {
+fn target_floods_requests(_driver: &Driver, connections: u64) {
     end_part_and_wait();
     thread::scope(|scope| {
         for number in 0..connections as usize {

@@ -19,12 +19,12 @@ use crate::scene::{
 use crate::{mount_stalling_files, scene};
 
 pub(crate) const RESTART_ROLES: &[(&str, TargetRole)] = &[
-    ("forks_idle_children", forks_idle_children),
-    ("launches_all_the_time", launches_all_the_time),
+    ("forks_idle_children", target_forks_idle_children),
+    ("launches_all_the_time", target_launches_all_the_time),
 ];
 
 /// Forks this number of children, which map the same libraries and do nothing.
-fn forks_idle_children(driver: &Driver, children: u64) {
+fn target_forks_idle_children(driver: &Driver, children: u64) {
     driver.open_first_device();
     for _ in 0..children {
         // SAFETY: this process has one thread. The child does nothing, and dies with its parent.
@@ -43,7 +43,7 @@ fn forks_idle_children(driver: &Driver, children: u64) {
 const CROWD_SIZE_VARIABLE: &str = "ZERNEL_ATTACK_CROWD";
 
 /// A target that launches all the time, so that launches are sampled.
-fn launches_all_the_time(driver: &Driver, _rounds: u64) {
+fn target_launches_all_the_time(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
     end_part_and_wait();

@@ -18,7 +18,7 @@ use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out_pointe
 
 const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
 
-pub(crate) const RANK_ROLES: &[(&str, TargetRole)] = &[("rank", run_rank)];
+pub(crate) const RANK_ROLES: &[(&str, TargetRole)] = &[("rank", target_run_rank)];
 
 pub(crate) const RANK_COUNT: u64 = 4;
 /// The rank that something happens to.
@@ -35,7 +35,7 @@ pub(crate) const STEP_MS_VARIABLE: &str = "ZERNEL_TARGET_STEP_MS";
 const ALL_REDUCE_ELEMENTS: u64 = 1000;
 const NCCL_FLOAT: u64 = 7;
 
-fn run_rank(driver: &Driver, _rounds: u64) {
+fn target_run_rank(driver: &Driver, _rounds: u64) {
     // Ranks that wait for each other do not notice the end of the test.
     set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
     let rank = own_rank();

@@ -23,7 +23,7 @@ use zernel_testkit::{NO_KUBELET_NEED, StoppedThread, root, trial};
 const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
 
 fn main() -> ExitCode {
-    let roles: &[(&str, TargetRole)] = &[("launches", launch_kernels)];
+    let roles: &[(&str, TargetRole)] = &[("launches", target_launch_kernels)];
     if let Some(code) = target::run_role(roles) {
         return code;
     }
@@ -152,7 +152,7 @@ fn main() -> ExitCode {
     ]))
 }
 
-fn launch_kernels(driver: &Driver, rounds: u64) {
+fn target_launch_kernels(driver: &Driver, rounds: u64) {
     driver.open_first_device();
     driver.allocate_memory(5000);
     let function = driver.load_empty_kernel();

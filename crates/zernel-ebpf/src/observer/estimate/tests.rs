@@ -49,7 +49,7 @@ impl SimulatedRun {
             }
             per_step.add_window(&whole, length);
             let window = WindowTotals {
-                seconds: length.as_secs_f64(),
+                window_seconds: length.as_secs_f64(),
                 launches: seen.round() as u64,
                 probe_seconds: 0.0,
             };
@@ -245,7 +245,7 @@ fn one_window_gives_no_interval() {
 fn the_overhead_of_probes_is_part_of_the_error() {
     let mut calls = CallEstimator::new(false);
     let window = WindowTotals {
-        seconds: 0.05,
+        window_seconds: 0.05,
         launches: 0,
         probe_seconds: 0.01,
     };

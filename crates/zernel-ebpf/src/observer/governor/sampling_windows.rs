@@ -153,9 +153,9 @@ impl Governor {
         self.read_step_marks(governed);
         let open_for = Duration::from_nanos(monotonic_ns() - self.window_schedule.from_ns);
         let length = window_length(governed.processes);
-        let mut processes = governed.processes.running.values();
+        let mut processes = governed.processes.running_processes.values();
         let lacks_step =
-            processes.any(|one| !one.misses_window && one.counts.lacks_whole_step(&one.steps));
+            processes.any(|one| !one.misses_window && one.call_counts.lacks_whole_step(&one.steps));
         if open_for < length || (open_for < 2 * length && lacks_step) {
             self.window_schedule.closes_at = Some(Instant::now() + length / 4);
             return Vec::new();
@@ -177,11 +177,11 @@ impl Governor {
             return;
         }
         let now_ns = monotonic_ns();
-        let processes = governed.processes.running.iter_mut();
+        let processes = governed.processes.running_processes.iter_mut();
         for (handle, process) in processes.filter(|(_, process)| !process.misses_window) {
             let counters = kernel.call_counters(*handle);
             let steps = &mut process.steps;
-            process.counts.open_window(&counters, now_ns, steps);
+            process.call_counts.open_window(&counters, now_ns, steps);
         }
         self.window_schedule.from_ns = monotonic_ns();
         kernel.set_window_open(true);
@@ -189,7 +189,7 @@ impl Governor {
             self.restart_event_tracking(kernel);
         }
         self.window_schedule.counted_from_ns = monotonic_ns();
-        let processes = governed.processes.running.values_mut();
+        let processes = governed.processes.running_processes.values_mut();
         for process in processes.filter(|process| !process.misses_window) {
             process
                 .window_spans
@@ -220,7 +220,7 @@ impl Governor {
         let kernel = governed.kernel;
         // A process may have mapped another file meanwhile.
         note_missed_windows(governed);
-        for process in governed.processes.running.values_mut() {
+        for process in governed.processes.running_processes.values_mut() {
             match process.misses_window {
                 true => process.window_spans.discard_span(),
                 false => process.window_spans.close_span(monotonic_ns()),
@@ -232,7 +232,7 @@ impl Governor {
         self.read_step_marks(governed);
         self.window_schedule.closes_at = None;
         self.cost.sampling_windows += 1;
-        for (handle, process) in &mut governed.processes.running {
+        for (handle, process) in &mut governed.processes.running_processes {
             let counters = kernel.call_counters(*handle);
             self.close_window_of(process, &counters, to_ns);
         }
@@ -261,10 +261,10 @@ impl Governor {
     /// The share of the time that windows may be open, so that the busiest thread stays within the budget.
     fn allowed_window_share(&self, processes: &ProcessTable) -> f64 {
         let budget = self.options.budget;
-        let duties = processes.running.values().map(|process| {
+        let duties = processes.running_processes.values().map(|process| {
             let sampled = self.sampled_functions.keys();
             let calls: f64 = sampled
-                .map(|symbol| process.counts.sampled_rate(*symbol))
+                .map(|symbol| process.call_counts.sampled_rate(*symbol))
                 .sum();
             let left = budget - process.overhead.permanent_cost;
             let left = left.max(budget * (1.0 - BUDGET_SHARE_OF_PERMANENT_PROBES));
@@ -276,12 +276,12 @@ impl Governor {
     /// Opens the next window soon if the estimates of some process are not precise yet.
     pub(super) fn bring_window_forward(&mut self, processes: &ProcessTable) {
         let watched: Vec<&ObservedProcess> = processes
-            .running
+            .running_processes
             .values()
-            .filter(|one| one.counts.needs_windows(&one.steps))
+            .filter(|one| one.call_counts.needs_windows(&one.steps))
             .collect();
-        let lacks_interval = |one: &&ObservedProcess| one.counts.lacks_interval(&one.steps);
-        let is_precise = |one: &&ObservedProcess| one.counts.has_precise_estimates(&one.steps);
+        let lacks_interval = |one: &&ObservedProcess| one.call_counts.lacks_interval(&one.steps);
+        let is_precise = |one: &&ObservedProcess| one.call_counts.has_precise_estimates(&one.steps);
         if watched.iter().any(lacks_interval) {
             self.window_schedule.bring_forward(CREDIT_FOR_INTERVAL);
         } else if !watched.iter().all(is_precise) {
@@ -299,7 +299,7 @@ fn misses_window(process: ProcessKey, attachment: &LibraryAttachments) -> bool {
 
 /// Records which processes have no window.
 fn note_missed_windows(governed: &mut GovernedParts<'_>) {
-    for (handle, process) in &mut governed.processes.running {
+    for (handle, process) in &mut governed.processes.running_processes {
         let misses = misses_window(process.discovery_key(), governed.attachment);
         set_misses_window(governed.kernel, *handle, process, misses);
     }
@@ -328,8 +328,8 @@ fn has_window(files: &[AttachedFile]) -> bool {
 
 /// Window length that contains a few whole steps of every process.
 fn window_length(processes: &ProcessTable) -> Duration {
-    let processes = processes.running.values();
-    let launching = processes.filter(|process| process.counts.has_sampled_launches());
+    let processes = processes.running_processes.values();
+    let launching = processes.filter(|process| process.call_counts.has_sampled_launches());
     let lengths = launching.filter_map(|process| window_length_for_steps(&process.steps));
     lengths.max().unwrap_or_default().max(MIN_WINDOW)
 }

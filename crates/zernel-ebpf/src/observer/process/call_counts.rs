@@ -33,7 +33,7 @@ pub struct CallCount {
     /// Calls that returned.
     pub calls: u64,
     /// Calls that returned an error.
-    pub failed: u64,
+    pub failed_calls: u64,
     /// Bytes of the calls that succeeded.
     pub bytes: u64,
     /// Half width of the 95 % interval of `calls`: 0 unless the function was sampled, `None` if fewer than two windows
@@ -45,7 +45,7 @@ impl CallCount {
     fn exact(counter: layout::Counter) -> Self {
         Self {
             calls: counter.calls,
-            failed: counter.failed,
+            failed_calls: counter.failed_calls,
             bytes: counter.bytes,
             error: Some(0),
         }
@@ -156,12 +156,12 @@ impl CallCounts {
             false => now_ns.saturating_sub(self.progress.at_ns),
         };
         let elapsed = ElapsedWork {
-            seconds: passed_ns as f64 / 1e9,
-            steps: self.new_steps(steps),
+            elapsed_seconds: passed_ns as f64 / 1e9,
+            elapsed_steps: self.new_steps(steps),
             is_in_window: self.progress.is_in_window,
         };
         self.progress.at_ns = self.progress.at_ns.max(now_ns);
-        self.progress.attached_seconds += elapsed.seconds;
+        self.progress.attached_seconds += elapsed.elapsed_seconds;
         let sampled_kinds: Vec<CallKind> = self.called_and_sampled().map(|row| row.kind).collect();
         for (subject, calls) in &mut self.sampled {
             let is_exact =
@@ -250,7 +250,7 @@ impl CallCounts {
         let mut sum = CallCount::default();
         let mut add = |count: CallCount| {
             sum.calls += count.calls;
-            sum.failed += count.failed;
+            sum.failed_calls += count.failed_calls;
             sum.bytes += count.bytes;
             // Errors add up, because all estimates come from the same windows.
             sum.error = sum.error.zip(count.error).map(|(sum, more)| sum + more);
@@ -450,7 +450,7 @@ impl CallCounts {
         self.launches_per_step.add_window(&whole_steps, length);
         let calls: u64 = self.sampled_now().map(|(_, it)| it.calls_in_window()).sum();
         let window = WindowTotals {
-            seconds: length.as_secs_f64(),
+            window_seconds: length.as_secs_f64(),
             launches: self
                 .counted_launches()
                 .saturating_sub(self.launches_at_opening),

@@ -10,9 +10,9 @@ pub struct ProcessCost {
     /// Probed calls per second of the process's busiest thread.
     pub busiest_calls_per_second: f64,
     /// Overhead of the process's busiest thread, as a share of the thread's time.
-    pub busiest_thread: f64,
+    pub busiest_thread_overhead: f64,
     /// Overhead of all threads of the process so far, in CPU seconds.
-    pub seconds: f64,
+    pub overhead_cpu_seconds: f64,
 }
 
 /// Overhead and call rates, measured once per round.
@@ -29,7 +29,7 @@ pub(in crate::observer) struct ProcessOverhead {
     hits_before: u64,
     counters_before: CountersBySymbol,
     /// Calls per second of each function in the last round.
-    rates: BTreeMap<usize, f64>,
+    calls_per_second: BTreeMap<usize, f64>,
 }
 
 impl ProcessOverhead {
@@ -43,14 +43,15 @@ impl ProcessOverhead {
         ns_per_call: f64,
         elapsed: f64,
     ) {
-        self.rates.clear();
+        self.calls_per_second.clear();
         for (symbol, now) in counters {
             let before = self.counters_before.get(symbol);
             let calls = now
                 .calls
                 .wrapping_sub(before.map_or(0, |before| before.calls));
             if calls > 0 && elapsed > 0.0 {
-                self.rates.insert(*symbol, calls as f64 / elapsed);
+                self.calls_per_second
+                    .insert(*symbol, calls as f64 / elapsed);
             }
         }
         self.counters_before.clone_from(counters);
@@ -58,19 +59,19 @@ impl ProcessOverhead {
         // Smoothed, because windows make the overhead jump.
         let share = busiest.min(self.total_rate()) * ns_per_call / 1e9;
         self.cost.busiest_calls_per_second = busiest;
-        self.cost.busiest_thread = 0.9 * self.cost.busiest_thread + 0.1 * share;
+        self.cost.busiest_thread_overhead = 0.9 * self.cost.busiest_thread_overhead + 0.1 * share;
     }
 
     /// Adds the overhead of the probe hits since the last call.
     pub(super) fn add_hits(&mut self, hits: u64, ns_per_call: f64) {
         let new = hits.saturating_sub(self.hits_before);
         self.hits_before = hits;
-        self.cost.seconds += new as f64 * ns_per_call / 1e9;
+        self.cost.overhead_cpu_seconds += new as f64 * ns_per_call / 1e9;
     }
 
     /// Probed calls per second of all threads in the last round.
     fn total_rate(&self) -> f64 {
-        self.rates.values().sum()
+        self.calls_per_second.values().sum()
     }
 
     /// The functions for which `is_wanted` holds, with their calls per second in the last round, most frequent first.
@@ -78,7 +79,7 @@ impl ProcessOverhead {
         &self,
         wanted: impl Fn(usize) -> bool,
     ) -> Vec<(usize, f64)> {
-        let rates = self.rates.iter();
+        let rates = self.calls_per_second.iter();
         let mut rates: Vec<(usize, f64)> = rates
             .filter(|(symbol, _)| wanted(**symbol))
             .map(|(symbol, rate)| (*symbol, *rate))

@@ -22,10 +22,10 @@ pub(super) struct SampledCalls {
     /// Time in which `counted` was counted.
     pub(super) counted_seconds: f64,
     /// The counter when the last window opened.
-    at_opening: layout::Counter,
+    counter_at_window_opening: layout::Counter,
     pub(super) estimator: CallEstimator,
     /// Calls and bytes that were counted in windows, to compute the bytes per call.
-    in_windows: layout::Counter,
+    counter_in_windows: layout::Counter,
     /// Calls per second in the last windows; `None` if there was no window since sampling began.
     pub(super) recent_rate: Option<f64>,
 }
@@ -33,8 +33,8 @@ pub(super) struct SampledCalls {
 /// Time and steps of a process between two reads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ElapsedWork {
-    pub(super) seconds: f64,
-    pub(super) steps: f64,
+    pub(super) elapsed_seconds: f64,
+    pub(super) elapsed_steps: f64,
     pub(super) is_in_window: bool,
 }
 
@@ -51,9 +51,9 @@ impl SampledCalls {
             exact_calls: counter,
             counted_calls: counter,
             counted_seconds,
-            at_opening: counter,
+            counter_at_window_opening: counter,
             estimator,
-            in_windows: FromZeros::new_zeroed(),
+            counter_in_windows: FromZeros::new_zeroed(),
             recent_rate: None,
         }
     }
@@ -78,35 +78,35 @@ impl SampledCalls {
         self.last_counter = counter;
         if self.is_sampled {
             self.estimator
-                .add_elapsed_work(elapsed.seconds, elapsed.steps);
+                .add_elapsed_work(elapsed.elapsed_seconds, elapsed.elapsed_steps);
         } else {
             add_counter(&mut self.exact_calls, more);
         }
         if self.is_sampled && elapsed.is_in_window {
-            add_counter(&mut self.in_windows, more);
+            add_counter(&mut self.counter_in_windows, more);
         }
         if !self.is_sampled || elapsed.is_in_window || is_exact {
             add_counter(&mut self.counted_calls, more);
-            self.counted_seconds += elapsed.seconds;
+            self.counted_seconds += elapsed.elapsed_seconds;
         }
     }
 
     pub(super) fn open_window(&mut self) {
-        self.at_opening = self.last_counter;
+        self.counter_at_window_opening = self.last_counter;
     }
 
     /// Calls since the window opened.
     pub(super) fn calls_in_window(&self) -> u64 {
-        counter_difference(self.last_counter, self.at_opening).calls
+        counter_difference(self.last_counter, self.counter_at_window_opening).calls
     }
 
     pub(super) fn close_window(&mut self, window: &WindowTotals) {
-        if !self.is_sampled || window.seconds <= 0.0 {
+        if !self.is_sampled || window.window_seconds <= 0.0 {
             return;
         }
         let calls = self.calls_in_window();
         self.estimator.add_window(calls, window);
-        let rate = calls as f64 / window.seconds;
+        let rate = calls as f64 / window.window_seconds;
         let before = self.recent_rate.unwrap_or(rate);
         self.recent_rate = Some((1.0 - LAST_WINDOW_WEIGHT) * before + LAST_WINDOW_WEIGHT * rate);
     }
@@ -117,11 +117,12 @@ impl SampledCalls {
         launches_per_step: Option<ConfidenceInterval>,
     ) -> CallCount {
         let estimate = self.estimator.estimate_calls(launches_per_step);
-        let calls = estimate.calls.max(self.in_windows.calls as f64);
-        let bytes_per_call = self.in_windows.bytes as f64 / self.in_windows.calls.max(1) as f64;
+        let calls = estimate.calls.max(self.counter_in_windows.calls as f64);
+        let bytes_per_call =
+            self.counter_in_windows.bytes as f64 / self.counter_in_windows.calls.max(1) as f64;
         CallCount {
             calls: self.exact_calls.calls + calls.round() as u64,
-            failed: self.last_counter.failed,
+            failed_calls: self.last_counter.failed_calls,
             bytes: self.exact_calls.bytes + (calls * bytes_per_call).round() as u64,
             error: estimate.half_width.map(|half| half.round() as u64),
         }
@@ -131,13 +132,13 @@ impl SampledCalls {
 fn counter_difference(counter: layout::Counter, before: layout::Counter) -> layout::Counter {
     layout::Counter {
         calls: counter.calls.saturating_sub(before.calls),
-        failed: counter.failed.saturating_sub(before.failed),
+        failed_calls: counter.failed_calls.saturating_sub(before.failed_calls),
         bytes: counter.bytes.saturating_sub(before.bytes),
     }
 }
 
 pub(super) fn add_counter(sum: &mut layout::Counter, more: layout::Counter) {
     sum.calls += more.calls;
-    sum.failed += more.failed;
+    sum.failed_calls += more.failed_calls;
     sum.bytes += more.bytes;
 }

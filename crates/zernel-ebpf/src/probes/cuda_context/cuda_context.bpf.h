@@ -84,11 +84,11 @@ static __always_inline void push_context(struct zernel_thread *thread, __u64 con
 
 	barrier_var(below);
 	if (below < CUDA_CONTEXT_DEPTH)
-		thread->cuda_context.below[below] = thread->cuda_context.current;
+		thread->cuda_context.contexts_below[below] = thread->cuda_context.current_context;
 	else
 		ZERNEL_COUNT_LOST(contexts);
 	thread->cuda_context.pushed_count++;
-	thread->cuda_context.current = context;
+	thread->cuda_context.current_context = context;
 }
 
 /* Contexts that were pushed before the thread was observed, or too deep, are unknown: the process's
@@ -97,13 +97,13 @@ static __always_inline void pop_context(struct zernel_thread *thread)
 {
 	__u64 below = thread->cuda_context.pushed_count;
 
-	thread->cuda_context.current = 0;
+	thread->cuda_context.current_context = 0;
 	if (!below)
 		return;
 	thread->cuda_context.pushed_count = --below;
 	barrier_var(below);
 	if (below < CUDA_CONTEXT_DEPTH)
-		thread->cuda_context.current = thread->cuda_context.below[below];
+		thread->cuda_context.current_context = thread->cuda_context.contexts_below[below];
 }
 
 #define cuda_context_leave cuda_context_leave
@@ -112,7 +112,7 @@ static __always_inline void cuda_context_leave(const struct zernel_symbol *symbo
 					       struct zernel_open_call *call, __u64 now_ns,
 					       int result, bool failed)
 {
-	struct zernel_process *process = zernel_process(thread->process);
+	struct zernel_process *process = zernel_process(thread->process_handle);
 	__u64 context = 0;
 
 	if (failed || !process)
@@ -127,14 +127,14 @@ static __always_inline void cuda_context_leave(const struct zernel_symbol *symbo
 	case CONTEXT_OPEN:
 	case CONTEXT_CREATE:
 		bpf_probe_read_user(&context, sizeof(context), (void *)call->arguments[0]);
-		open_context(thread->process, context, call->arguments[1],
+		open_context(thread->process_handle, context, call->arguments[1],
 			     symbol->role == CONTEXT_OPEN ? CONTEXT_IS_PRIMARY : 0);
 		if (symbol->role == CONTEXT_CREATE)
 			push_context(thread, context);
 		break;
 	case CONTEXT_SET:
 		if (call->arguments[0])
-			thread->cuda_context.current = call->arguments[0];
+			thread->cuda_context.current_context = call->arguments[0];
 		else
 			pop_context(thread);
 		break;
@@ -145,12 +145,12 @@ static __always_inline void cuda_context_leave(const struct zernel_symbol *symbo
 		pop_context(thread);
 		break;
 	case CONTEXT_DESTROY:
-		free_context(thread->process, call->arguments[0], 0);
-		if (thread->cuda_context.current == call->arguments[0])
+		free_context(thread->process_handle, call->arguments[0], 0);
+		if (thread->cuda_context.current_context == call->arguments[0])
 			pop_context(thread);
 		break;
 	case CONTEXT_RESET:
-		free_context(thread->process, 0, call->arguments[0]);
+		free_context(thread->process_handle, 0, call->arguments[0]);
 		break;
 	}
 }

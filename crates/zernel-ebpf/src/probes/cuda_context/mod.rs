@@ -21,11 +21,11 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     context_function(CREATE, &["cuCtxCreate_v4"]).kept_arguments([1, 4, 0, 0]),
     context_function(SET, &["cuCtxSetCurrent"])
         .kept_arguments([1, 0, 0, 0])
-        .frequent(),
+        .called_frequently(),
     context_function(PUSH, &["cuCtxPushCurrent_v2"])
         .kept_arguments([1, 0, 0, 0])
-        .frequent(),
-    context_function(POP, &["cuCtxPopCurrent_v2"]).frequent(),
+        .called_frequently(),
+    context_function(POP, &["cuCtxPopCurrent_v2"]).called_frequently(),
     context_function(DESTROY, &["cuCtxDestroy_v2"]).kept_arguments([1, 0, 0, 0]),
     context_function(RESET, &["cuDevicePrimaryCtxReset_v2"]).kept_arguments([1, 0, 0, 0]),
 ];

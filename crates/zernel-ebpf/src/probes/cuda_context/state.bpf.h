@@ -8,8 +8,8 @@
 #define CUDA_CONTEXT_DEPTH 8
 
 struct cuda_context_thread {
-	__u64 current; /* 0: unknown */
-	__u64 below[CUDA_CONTEXT_DEPTH]; /* contexts under the current one, the lowest first */
+	__u64 current_context; /* 0: unknown */
+	__u64 contexts_below[CUDA_CONTEXT_DEPTH]; /* contexts under the current one, the lowest first */
 	__u64 pushed_count; /* how many lie below, even if not all are kept */
 };
 

@@ -115,7 +115,7 @@ static __always_inline void cuda_trace_leave(const struct zernel_symbol *symbol,
 					     struct zernel_open_call *call, __u64 now_ns,
 					     int result, bool failed)
 {
-	__u32 process = thread->process;
+	__u32 process = thread->process_handle;
 
 	if (failed)
 		return;

@@ -26,8 +26,8 @@ const fn probed_cuda_function(role: u8, names: &'static [&'static str]) -> Probe
 
 const fn launches(names: &'static [&'static str]) -> ProbedFunction {
     probed_cuda_function(CALL, names)
-        .kind(CallKind::Launch)
-        .duration(DurationKind::Launch)
+        .counted_as(CallKind::Launch)
+        .timed_as(DurationKind::Launch)
         .enter_event(Launch)
 }
 
@@ -38,13 +38,13 @@ const fn launches_kernels(names: &'static [&'static str]) -> ProbedFunction {
 /// A copy function whose third argument is the number of bytes.
 const fn copies(direction: CopyDirection, names: &'static [&'static str]) -> ProbedFunction {
     let symbol = probed_cuda_function(CALL, names)
-        .kind(CallKind::Copy(direction))
+        .counted_as(CallKind::Copy(direction))
         .kept_arguments([3, 0, 0, 0])
         .bytes_argument(1);
     match direction {
         CopyDirection::HostToDevice => symbol.enter_event(CopyToDevice).step_mark(StepMark::CopyIn),
-        CopyDirection::DeviceToHost => symbol.step_mark(StepMark::CopyOut).frequent(),
-        _ => symbol.frequent(),
+        CopyDirection::DeviceToHost => symbol.step_mark(StepMark::CopyOut).called_frequently(),
+        _ => symbol.called_frequently(),
     }
 }
 
@@ -53,7 +53,7 @@ const fn copies_and_waits(
     direction: CopyDirection,
     names: &'static [&'static str],
 ) -> ProbedFunction {
-    let mut symbol = copies(direction, names).duration(DurationKind::CopyWait);
+    let mut symbol = copies(direction, names).timed_as(DurationKind::CopyWait);
     if let CopyDirection::DeviceToHost = direction {
         symbol = symbol.enter_and_leave_events(GpuSyncEnter, GpuSyncLeave);
     }
@@ -63,7 +63,7 @@ const fn copies_and_waits(
 /// A copy function whose first argument points to a struct with source and destination.
 const fn describes_copy(role: u8, names: &'static [&'static str]) -> ProbedFunction {
     probed_cuda_function(role, names)
-        .kind(CallKind::Copy(CopyDirection::Unified))
+        .counted_as(CallKind::Copy(CopyDirection::Unified))
         .kept_arguments([1, 0, 0, 0])
         .bytes_argument(2)
 }
@@ -71,8 +71,8 @@ const fn describes_copy(role: u8, names: &'static [&'static str]) -> ProbedFunct
 const fn waits(role: u8, family: DurationKind, names: &'static [&'static str]) -> ProbedFunction {
     probed_cuda_function(role, names)
         .kept_arguments([1, 0, 0, 0])
-        .kind(CallKind::Wait)
-        .duration(family)
+        .counted_as(CallKind::Wait)
+        .timed_as(family)
         .enter_and_leave_events(GpuSyncEnter, GpuSyncLeave)
         .step_mark(StepMark::Wait)
 }
@@ -86,7 +86,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     ]),
     launches(&["cuGraphLaunch", "cuGraphLaunch_ptsz"])
         .step_mark(StepMark::Graph)
-        .frequent(),
+        .called_frequently(),
     waits(
         STREAM_WAIT,
         DurationKind::StreamWait,
@@ -115,7 +115,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         CopyDirection::DeviceToHost,
         &["cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync_v2_ptsz"],
     )
-    .duration(DurationKind::CopyWait)
+    .timed_as(DurationKind::CopyWait)
     .enter_and_leave_events(CopyToHostEnter, CopyToHostLeave),
     copies(
         CopyDirection::DeviceToDevice,
@@ -149,7 +149,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
             "cuMemcpy2DUnaligned_v2_ptds",
         ],
     ),
-    describes_copy(COPY_2D, &["cuMemcpy2DAsync_v2", "cuMemcpy2DAsync_v2_ptsz"]).frequent(),
+    describes_copy(COPY_2D, &["cuMemcpy2DAsync_v2", "cuMemcpy2DAsync_v2_ptsz"]).called_frequently(),
     describes_copy(
         COPY_3D,
         &[
@@ -168,7 +168,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
             "cuMemcpy3DPeerAsync_ptsz",
         ],
     )
-    .frequent(),
+    .called_frequently(),
     probed_cuda_function(
         EVENT_RECORD,
         &[
@@ -179,13 +179,13 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         ],
     )
     .kept_arguments([1, 2, 0, 0])
-    .frequent(),
+    .called_frequently(),
     probed_cuda_function(
         STREAM_WAITS_FOR_EVENT,
         &["cuStreamWaitEvent", "cuStreamWaitEvent_ptsz"],
     )
     .kept_arguments([1, 2, 0, 0])
-    .frequent(),
+    .called_frequently(),
 ];
 
 /// Whether a function orders events and streams. Calls that order events and streams determine which collectives a

@@ -75,7 +75,7 @@ static __noinline int end_data_wait(struct zernel_thread *thread, struct zernel_
 	if (end_was_missed || was_prepared_before)
 		return 0;
 	split_wait_by_work(process, wait, waited_ns);
-	zernel_observe_duration(thread->process, ZERNEL_DATALOAD, waited_ns);
+	zernel_observe_duration(thread->process_handle, ZERNEL_DATALOAD, waited_ns);
 	return 0;
 }
 
@@ -107,7 +107,7 @@ static __always_inline bool takes_batches_without_gpu(struct zernel_thread *thre
 						      struct zernel_process *process, bool is_main)
 {
 	return !zernel_uses_gpu(process) &&
-	       (thread->dataload.runs_training_loop || (is_main && process->loaders));
+	       (thread->dataload.runs_training_loop || (is_main && process->loader_count));
 }
 
 /* From now on the thread gets its next batch. All of that time is a wait for data, also if the thread prepares the
@@ -124,7 +124,7 @@ static __noinline int begin_data_wait(struct zernel_thread *thread, struct zerne
 	wait->is_announced = is_announced;
 	wait->is_tentative = !is_announced;
 	wait->is_own_work = !is_announced;
-	wait->is_by_loaders = is_announced && process->loaders;
+	wait->is_by_loaders = is_announced && process->loader_count;
 	store_work_sums(process, wait, wait->work_before, now_ns);
 	store_work_sums(process, wait, wait->work_after, now_ns);
 	return 0;
@@ -159,12 +159,12 @@ static __always_inline enum data_wait_certainty classify_data_wait(struct zernel
 	    (process->step_announcer_tid && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES)))
 		return NO_DATA_WAIT;
 	if (takes_batches_without_gpu(thread, process, state->pid == state->tgid))
-		return reason == SCHED_BLOCKED_IO || (waits_for_ipc && process->loaders) ?
+		return reason == SCHED_BLOCKED_IO || (waits_for_ipc && process->loader_count) ?
 			       CERTAIN_DATA_WAIT :
 			       NO_DATA_WAIT;
 	if (!(tracker->flags & ZERNEL_TRAINING_THREAD))
 		return NO_DATA_WAIT;
-	if (waits_for_ipc && process->loaders)
+	if (waits_for_ipc && process->loader_count)
 		return CERTAIN_DATA_WAIT;
 	if (tracker->activity == ZERNEL_ACTIVITY_LOADING && reason != SCHED_BLOCKED_OTHER)
 		return CERTAIN_DATA_WAIT;
@@ -174,7 +174,7 @@ static __always_inline enum data_wait_certainty classify_data_wait(struct zernel
 /* Whether a block is for loader processes: not for a disk, the network or a page. */
 static __always_inline bool is_block_for_loaders(const struct zernel_process *process, __u8 reason)
 {
-	return process->loaders && reason != SCHED_BLOCKED_IO && reason != SCHED_BLOCKED_NETWORK &&
+	return process->loader_count && reason != SCHED_BLOCKED_IO && reason != SCHED_BLOCKED_NETWORK &&
 	       reason != SCHED_BLOCKED_FAULT;
 }
 
@@ -183,8 +183,8 @@ static __noinline int begin_or_go_on_data_wait(struct zernel_thread *thread, str
 				 struct zernel_task_state *state, __u64 now_ns)
 {
 	struct dataload_thread *wait = &thread->dataload;
-	enum data_wait_certainty kind = classify_data_wait(thread, process, state, thread->sched.reason);
-	bool by_loaders = is_block_for_loaders(process, thread->sched.reason);
+	enum data_wait_certainty kind = classify_data_wait(thread, process, state, thread->sched.last_block_reason);
+	bool by_loaders = is_block_for_loaders(process, thread->sched.last_block_reason);
 	/* A thread without loaders prepares its batch itself, on the CPU, within the wait. */
 	bool goes_on = wait->cpu_ns <= WAIT_MERGE_GAP_NS || wait->is_own_work ||
 		       (!wait->is_by_loaders && kind == CERTAIN_DATA_WAIT && zernel_uses_gpu(process));
@@ -194,14 +194,14 @@ static __noinline int begin_or_go_on_data_wait(struct zernel_thread *thread, str
 		if (!zernel_uses_gpu(process) && wait->until_ns > wait->since_ns &&
 		    wait->cpu_ns > WAIT_MERGE_GAP_NS)
 			return end_data_wait(thread, process);
-		thread->sched.awaits = SCHED_AWAITS_DATA;
+		thread->sched.last_block_awaits = SCHED_AWAITS_DATA;
 		return 0;
 	}
 	if (wait->since_ns && (!goes_on || (by_loaders && !wait->is_by_loaders)))
 		give_up_data_wait(thread, process);
 	if (kind == NO_DATA_WAIT)
 		return 0;
-	thread->sched.awaits = SCHED_AWAITS_DATA;
+	thread->sched.last_block_awaits = SCHED_AWAITS_DATA;
 	if (!wait->since_ns) {
 		wait->since_ns = now_ns;
 		wait->is_announced = false;
@@ -240,7 +240,7 @@ static __noinline int end_announced_wait(struct zernel_thread *thread,
 					 struct zernel_process *process, __u64 now_ns)
 {
 	struct dataload_thread *wait = &thread->dataload;
-	__u64 stretch_ns = thread->sched.state == SCHED_ON_CPU ? now_ns - thread->sched.since_ns :
+	__u64 stretch_ns = thread->sched.run_state == SCHED_ON_CPU ? now_ns - thread->sched.since_ns :
 								 0;
 	bool runs_on = wait->cpu_ns + stretch_ns > WAIT_MERGE_GAP_NS;
 
@@ -255,7 +255,7 @@ static __noinline int end_data_wait_at_use(struct zernel_thread *thread, struct 
 {
 	struct dataload_thread *wait = &thread->dataload;
 	bool copies = event == ZERNEL_COPY_TO_DEVICE;
-	__u64 stretch_ns = thread->sched.state == SCHED_ON_CPU ? now_ns - thread->sched.since_ns :
+	__u64 stretch_ns = thread->sched.run_state == SCHED_ON_CPU ? now_ns - thread->sched.since_ns :
 								 0;
 
 	if (wait->is_announced)

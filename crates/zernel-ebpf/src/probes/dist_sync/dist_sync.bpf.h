@@ -38,7 +38,7 @@ static __always_inline void begin_peer_wait(struct zernel_thread *thread, bool i
 	thread->dist_sync.call_entered_ns = now_ns;
 	thread->dist_sync.cpu_ns = 0;
 	/* The time that the thread has been on the CPU so far is not part of the wait. */
-	if (thread->sched.state == SCHED_ON_CPU)
+	if (thread->sched.run_state == SCHED_ON_CPU)
 		thread->dist_sync.cpu_ns -= now_ns - thread->sched.since_ns;
 }
 
@@ -47,7 +47,7 @@ static __noinline int end_peer_wait(struct zernel_thread *thread)
 	struct dist_sync_thread *wait = &thread->dist_sync;
 
 	if (wait->since_ns && wait->until_ns > wait->since_ns)
-		zernel_observe_duration(thread->process, ZERNEL_DIST_SYNC,
+		zernel_observe_duration(thread->process_handle, ZERNEL_DIST_SYNC,
 					wait->until_ns - wait->since_ns);
 	wait->since_ns = 0;
 	wait->call_entered_ns = 0;
@@ -91,17 +91,17 @@ static __always_inline bool begin_block_for_peers(struct zernel_thread *thread)
 	if (!wait->call_entered_ns)
 		return false;
 	/* A wait for Python's lock neither belongs to a collective nor ends it. */
-	if (thread->sched.lock == SCHED_PYTHON_LOCK)
+	if (thread->sched.last_block_lock == SCHED_PYTHON_LOCK)
 		return false;
 	if ((__s64)wait->cpu_ns > (__s64)WAIT_MERGE_GAP_NS ||
-	    thread->sched.reason != SCHED_BLOCKED_FUTEX ||
+	    thread->sched.last_block_reason != SCHED_BLOCKED_FUTEX ||
 	    (wait->since_ns && !wait->is_for_gradients)) {
 		end_peer_wait(thread);
 		return false;
 	}
 	if (!wait->since_ns)
 		wait->since_ns = wait->call_entered_ns;
-	thread->sched.awaits = SCHED_AWAITS_PEERS;
+	thread->sched.last_block_awaits = SCHED_AWAITS_PEERS;
 	return true;
 }
 

@@ -150,7 +150,7 @@ static __always_inline void record_allocation(struct zernel_thread *thread,
 					      struct zernel_open_call *call, __u32 kind,
 					      __u32 device, __u64 context, __u64 bytes)
 {
-	struct allocation_key key = { .process = thread->process, .kind = kind };
+	struct allocation_key key = { .process = thread->process_handle, .kind = kind };
 	struct allocation allocation = {
 		.bytes = bytes,
 		.caller = call->return_address,
@@ -158,17 +158,17 @@ static __always_inline void record_allocation(struct zernel_thread *thread,
 		.references = 1,
 	};
 
-	if (!may_add_allocation(thread->process))
+	if (!may_add_allocation(thread->process_handle))
 		return;
-	allocation.context_epoch = account_allocation(thread->process, device, context, bytes);
+	allocation.context_epoch = account_allocation(thread->process_handle, device, context, bytes);
 	if (allocation.context_epoch == MEMORY_NOT_ACCOUNTED)
 		return;
 	bpf_probe_read_user(&key.object, sizeof(key.object), (void *)call->arguments[0]);
 	if (!set_allocation(&key, &allocation)) {
-		account_free(thread->process, device, allocation.context_epoch, bytes);
+		account_free(thread->process_handle, device, allocation.context_epoch, bytes);
 		return;
 	}
-	change_caller_accounts(thread->process, &allocation, add_bytes_to_caller);
+	change_caller_accounts(thread->process_handle, &allocation, add_bytes_to_caller);
 }
 
 /* The device of a context that was opened before its process was observed: that of its first
@@ -194,8 +194,8 @@ __noinline __u32 presumed_device(__u32 handle, __u64 context)
 static __always_inline void record_in_current_context(struct zernel_thread *thread,
 					      struct zernel_open_call *call, __u64 bytes)
 {
-	struct context_key key = { .context = thread->cuda_context.current,
-				   .process = thread->process };
+	struct context_key key = { .context = thread->cuda_context.current_context,
+				   .process = thread->process_handle };
 	__u32 *known = key.context ? bpf_map_lookup_elem(&contexts, &key) : NULL;
 	__u64 context = key.context & MEMORY_CONTEXT_MASK;
 	__u32 device;
@@ -204,7 +204,7 @@ static __always_inline void record_in_current_context(struct zernel_thread *thre
 		device = *known & ~CONTEXT_IS_PRIMARY;
 		context = *known & CONTEXT_IS_PRIMARY ? 0 : context;
 	} else {
-		device = presumed_device(thread->process, context);
+		device = presumed_device(thread->process_handle, context);
 	}
 	record_allocation(thread, call, MEMORY_ADDRESS, device, context, bytes);
 }
@@ -346,22 +346,22 @@ static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
 					  struct zernel_thread *thread,
 					  struct zernel_open_call *call)
 {
-	struct allocation_key key = { .process = thread->process, .kind = MEMORY_ADDRESS };
+	struct allocation_key key = { .process = thread->process_handle, .kind = MEMORY_ADDRESS };
 	struct allocation *found;
 
-	bpf_probe_read_user(&call->return_address, sizeof(call->return_address), (void *)call->stack);
+	bpf_probe_read_user(&call->return_address, sizeof(call->return_address), (void *)call->stack_pointer);
 	if (symbol->role != MEMORY_FREE || symbol->flags & ZERNEL_IS_SAMPLED)
 		return;
 	key.object = call->arguments[0];
 	found = bpf_map_lookup_elem(&allocations, &key);
 	if (!found)
 		return;
-	call->scratch[0] = found->bytes;
-	call->scratch[1] = found->device;
+	call->probe_values[0] = found->bytes;
+	call->probe_values[1] = found->device;
 	call->return_address = found->caller;
 	call->arguments[1] = found->context_epoch;
 	if (!delete_allocation(&key))
-		call->scratch[0] = 0;
+		call->probe_values[0] = 0;
 }
 
 static __always_inline void finish_free(struct zernel_thread *thread, struct zernel_open_call *call,
@@ -369,24 +369,24 @@ static __always_inline void finish_free(struct zernel_thread *thread, struct zer
 {
 	struct allocation_key key = {
 		.object = call->arguments[0],
-		.process = thread->process,
+		.process = thread->process_handle,
 		.kind = MEMORY_ADDRESS,
 	};
 	struct allocation allocation = {
-		.bytes = call->scratch[0],
+		.bytes = call->probe_values[0],
 		.caller = call->return_address,
 		.context_epoch = call->arguments[1],
-		.device = call->scratch[1],
+		.device = call->probe_values[1],
 		.references = 1,
 	};
 
-	call->arguments[3] = call->scratch[0];
-	if (!call->scratch[0])
+	call->arguments[3] = call->probe_values[0];
+	if (!call->probe_values[0])
 		return;
 	if (failed)
 		add_allocation(&key, &allocation);
 	else
-		record_free(thread->process, &allocation);
+		record_free(thread->process_handle, &allocation);
 }
 
 #define gpu_mem_leave gpu_mem_leave
@@ -425,17 +425,17 @@ static __always_inline void gpu_mem_leave(const struct zernel_symbol *symbol,
 		break;
 	case MEMORY_RETAIN:
 		bpf_probe_read_user(&handle, sizeof(handle), (void *)call->arguments[0]);
-		change_handle_references(thread->process, handle, 1);
+		change_handle_references(thread->process_handle, handle, 1);
 		break;
 	case MEMORY_RELEASE:
-		change_handle_references(thread->process, call->arguments[0], -1);
+		change_handle_references(thread->process_handle, call->arguments[0], -1);
 		break;
 	case MEMORY_MAP:
-		map_memory(thread->process, call->arguments[0], call->arguments[1],
+		map_memory(thread->process_handle, call->arguments[0], call->arguments[1],
 			   call->arguments[2]);
 		break;
 	case MEMORY_UNMAP:
-		unmap_memory(thread->process, call->arguments[0], call->arguments[1]);
+		unmap_memory(thread->process_handle, call->arguments[0], call->arguments[1]);
 		break;
 	}
 }

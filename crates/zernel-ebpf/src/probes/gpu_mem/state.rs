@@ -246,7 +246,7 @@ impl<'a> ProcessGpus<'a> {
         let used: BTreeSet<u32> = listed.map(|it| it.index).collect();
         let only = used.first().filter(|_| used.len() == 1);
         Self {
-            devices: &process.devices,
+            devices: &process.visible_devices,
             gpus,
             only_gpu: only.and_then(|index| gpus.iter().find(|gpu| gpu.index == *index)),
         }

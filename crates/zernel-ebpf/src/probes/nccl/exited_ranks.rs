@@ -70,11 +70,11 @@ impl ExitedRanks {
     ) {
         let hashes: BTreeSet<u64> = running
             .flat_map(|process| &process.probes.nccl.communicators)
-            .map(|communicator| communicator.hash)
+            .map(|communicator| communicator.unique_id_hash)
             .collect();
         for rank in &mut self.0 {
             let communicators = &mut rank.communicators;
-            communicators.retain(|communicator| hashes.contains(&communicator.hash));
+            communicators.retain(|communicator| hashes.contains(&communicator.unique_id_hash));
         }
         self.0.retain(|rank| !rank.communicators.is_empty());
     }

@@ -13,7 +13,7 @@ mirrors! {
         }
 
         pub(crate) struct Communicator = "communicator" {
-            hash: u64,
+            unique_id_hash: u64,
             sequence: u64,
             bytes: u64,
             entered_ns: u64,

@@ -36,8 +36,8 @@ const fn communicating_function(
     nccl_function(role, names)
         .kept_arguments(arguments)
         .bytes_argument(1)
-        .kind(CallKind::Communication(operation))
-        .duration(DurationKind::Enqueue(operation))
+        .counted_as(CallKind::Communication(operation))
+        .timed_as(DurationKind::Enqueue(operation))
         .enter_and_leave_events(CollectiveEnter, CollectiveLeave)
 }
 
@@ -106,7 +106,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     message_function(NcclOperation::Recv, &["ncclRecv"], [2, 3, 5, 6]),
     nccl_function(GROUP, &["ncclGroupStart"]),
     nccl_function(GROUP, &["ncclGroupEnd"])
-        .duration(DurationKind::Enqueue(NcclOperation::Group))
+        .timed_as(DurationKind::Enqueue(NcclOperation::Group))
         .enter_and_leave_events(CollectiveEnter, CollectiveLeave),
     nccl_function(INIT_RANK, &["ncclCommInitRank", "ncclCommInitRankConfig"])
         .kept_arguments([1, 2, 3, 0]),

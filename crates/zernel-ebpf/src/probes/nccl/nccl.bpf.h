@@ -56,7 +56,7 @@ struct communicator_key {
 };
 
 struct communicator {
-	__u64 hash; /* of the unique id: equal on all ranks of all nodes */
+	__u64 unique_id_hash; /* of the unique id: equal on all ranks of all nodes */
 	__u64 sequence; /* collectives entered */
 	__u64 bytes; /* of the last collective */
 	__u64 entered_ns; /* when the last collective was entered */
@@ -79,15 +79,15 @@ struct {
 
 /* Communicators whose handle was not stored yet when the call that creates them returned. */
 struct expected_list {
-	__u64 count; /* all so far */
+	__u64 expected_count; /* all so far */
 	struct expected_communicator {
 		__u64 stored_at; /* 0: unused */
-		__u64 hash;
+		__u64 unique_id_hash;
 		__u32 rank;
 		__u32 ranks;
 		__u32 is_grouped; /* it is stored when the group ends */
 		__u32 reserved;
-	} last[NCCL_MAX_EXPECTED_COMMUNICATORS];
+	} last_communicators[NCCL_MAX_EXPECTED_COMMUNICATORS];
 };
 
 struct {
@@ -100,12 +100,12 @@ struct {
 
 /* The last collectives that a process enqueued, until a wait shows that they are done. */
 struct process_collectives {
-	__u64 entered; /* all so far */
-	__u64 open; /* bits of the places in `last` whose end was not seen */
+	__u64 entered_count; /* all so far */
+	__u64 unfinished_places; /* bits of the places in `last_collectives` whose end was not seen */
 	struct {
 		__u64 since_ns;
 		__u64 operation;
-	} last[NCCL_MAX_PENDING_COLLECTIVES];
+	} last_collectives[NCCL_MAX_PENDING_COLLECTIVES];
 };
 
 struct {
@@ -118,7 +118,7 @@ struct {
 
 /* The pending collectives that a wait for a stream or an event covers. */
 struct covered_collectives {
-	__u64 entered; /* `entered` of struct process_collectives when this was stored */
+	__u64 entered_count; /* `entered_count` of struct process_collectives when this was stored */
 	__u64 collective_bits; /* bits of their places in struct process_collectives */
 };
 
@@ -205,7 +205,7 @@ __noinline int add_communicator(__u32 process, __u64 communicator, __u64 hash, _
 				__u32 ranks)
 {
 	struct communicator_key key = { .communicator = communicator, .process = process };
-	struct communicator made = { .hash = hash, .rank = rank, .ranks = ranks };
+	struct communicator made = { .unique_id_hash = hash, .rank = rank, .ranks = ranks };
 
 	if (communicator)
 		set_communicator(&key, &made);
@@ -226,7 +226,7 @@ static __always_inline void expect_communicator(__u32 process,
 		if (!expected)
 			return;
 	}
-	expected->last[__sync_fetch_and_add(&expected->count, 1) % NCCL_MAX_EXPECTED_COMMUNICATORS] = *one;
+	expected->last_communicators[__sync_fetch_and_add(&expected->expected_count, 1) % NCCL_MAX_EXPECTED_COMMUNICATORS] = *one;
 }
 
 /*
@@ -241,12 +241,12 @@ __noinline int add_stored_communicators(__u32 process, __u64 used)
 	if (!expected)
 		return 0;
 	for (int i = 0; i < NCCL_MAX_EXPECTED_COMMUNICATORS; i++) {
-		struct expected_communicator *one = &expected->last[i];
+		struct expected_communicator *one = &expected->last_communicators[i];
 		__u64 handle = one->stored_at ? read_handle(one->stored_at) : 0;
 
 		if (!handle || (used ? handle != used : !one->is_grouped))
 			continue;
-		add_communicator(process, handle, one->hash, one->rank, one->ranks);
+		add_communicator(process, handle, one->unique_id_hash, one->rank, one->ranks);
 		one->stored_at = 0;
 	}
 	return 0;
@@ -258,7 +258,7 @@ static __always_inline void add_or_expect_communicator(__u32 process, __u64 stor
 						       __u32 rank, __u32 ranks, int result)
 {
 	struct expected_communicator one = { .stored_at = stored_at,
-					     .hash = hash,
+					     .unique_id_hash = hash,
 					     .rank = rank,
 					     .ranks = ranks,
 					     .is_grouped = result != NCCL_IN_PROGRESS };
@@ -293,7 +293,7 @@ static __always_inline void add_joining_communicator(__u32 process, __u64 stored
 	struct communicator_key key = { .communicator = stored_at,
 					.process = process,
 					.is_being_made = 1 };
-	struct communicator made = { .hash = hash, .rank = rank, .ranks = ranks };
+	struct communicator made = { .unique_id_hash = hash, .rank = rank, .ranks = ranks };
 
 	made.entered_ns = bpf_ktime_get_ns();
 	set_communicator(&key, &made);
@@ -316,7 +316,7 @@ static __always_inline void delete_joining_communicator(const struct zernel_symb
 static __always_inline __u64 collectives_still_covered(const struct covered_collectives *covered,
 							       __u64 entered)
 {
-	__u64 newer = entered - covered->entered, from = covered->entered % NCCL_MAX_PENDING_COLLECTIVES;
+	__u64 newer = entered - covered->entered_count, from = covered->entered_count % NCCL_MAX_PENDING_COLLECTIVES;
 	__u64 taken;
 
 	if (newer >= NCCL_MAX_PENDING_COLLECTIVES)
@@ -334,7 +334,7 @@ __noinline __u64 collectives_covered_by(__u32 process, __u64 object)
 	struct communicator_key key = { .communicator = object, .process = process };
 	struct covered_collectives *covered = pending ? bpf_map_lookup_elem(&covered_by_object, &key) : NULL;
 
-	return covered ? collectives_still_covered(covered, pending->entered) : 0;
+	return covered ? collectives_still_covered(covered, pending->entered_count) : 0;
 }
 
 /* Sets the collectives that a wait for the object covers. */
@@ -346,7 +346,7 @@ __noinline int set_covered_collectives(__u32 process, __u64 object, __u64 collec
 
 	if (!pending)
 		return 0;
-	covered.entered = pending->entered;
+	covered.entered_count = pending->entered_count;
 	bpf_map_update_elem(&covered_by_object, &key, &covered, BPF_ANY);
 	return 0;
 }
@@ -366,11 +366,11 @@ __noinline int add_pending_collective(__u32 process, __u64 stream, __u32 operati
 		if (!pending)
 			return 0;
 	}
-	place = __sync_fetch_and_add(&pending->entered, 1) % NCCL_MAX_PENDING_COLLECTIVES;
-	pending->last[place].since_ns = since_ns;
-	pending->last[place].operation = operation;
+	place = __sync_fetch_and_add(&pending->entered_count, 1) % NCCL_MAX_PENDING_COLLECTIVES;
+	pending->last_collectives[place].since_ns = since_ns;
+	pending->last_collectives[place].operation = operation;
 	bit = 1ULL << place;
-	if (__sync_fetch_and_or(&pending->open, bit) & bit && set && !set->are_events_sampled)
+	if (__sync_fetch_and_or(&pending->unfinished_places, bit) & bit && set && !set->are_events_sampled)
 		ZERNEL_COUNT_LOST(collectives);
 	set_covered_collectives(process, stream, collectives_covered_by(process, stream) | bit);
 	return 0;
@@ -385,13 +385,13 @@ __noinline int end_pending_collectives(__u32 process, __u64 collective_bits, __u
 
 	if (!pending || !set)
 		return 0;
-	collective_bits &= __sync_fetch_and_and(&pending->open, ~collective_bits);
+	collective_bits &= __sync_fetch_and_and(&pending->unfinished_places, ~collective_bits);
 	for (int i = 0; i < NCCL_MAX_PENDING_COLLECTIVES && collective_bits; i++, collective_bits >>= 1) {
-		if (collective_bits & 1 && pending->last[i].since_ns >= set->events_probed_since_ns)
+		if (collective_bits & 1 && pending->last_collectives[i].since_ns >= set->events_probed_since_ns)
 			zernel_observe_duration(process,
 						ZERNEL_COLLECTIVE_UNTIL_SYNC +
-							(__u32)pending->last[i].operation,
-						now_ns - pending->last[i].since_ns);
+							(__u32)pending->last_collectives[i].operation,
+						now_ns - pending->last_collectives[i].since_ns);
 	}
 	return 0;
 }
@@ -431,10 +431,10 @@ static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 		call->arguments[0] *= element_bytes(call->arguments[1]);
 		if (symbol->role == NCCL_POINT_TO_POINT)
 			break;
-		communicator = find_communicator(thread->process, call->arguments[2]);
+		communicator = find_communicator(thread->process_handle, call->arguments[2]);
 		if (!communicator) {
-			add_stored_communicators(thread->process, call->arguments[2]);
-			communicator = find_communicator(thread->process, call->arguments[2]);
+			add_stored_communicators(thread->process_handle, call->arguments[2]);
+			communicator = find_communicator(thread->process_handle, call->arguments[2]);
 		}
 		if (!communicator)
 			break;
@@ -442,31 +442,31 @@ static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 		break;
 	case NCCL_INIT_RANK:
 		/* The unique id, 128 bytes passed by value, lies above the return address. */
-		call->scratch[0] = hash_unique_id(call->stack + 8);
-		add_joining_communicator(thread->process, call->arguments[0], call->scratch[0],
+		call->probe_values[0] = hash_unique_id(call->stack_pointer + 8);
+		add_joining_communicator(thread->process_handle, call->arguments[0], call->probe_values[0],
 			   call->arguments[2], call->arguments[1]);
 		break;
 	case NCCL_INIT_SCALABLE:
-		call->scratch[0] = hash_unique_id(call->arguments[3]);
-		add_joining_communicator(thread->process, call->arguments[0], call->scratch[0],
+		call->probe_values[0] = hash_unique_id(call->arguments[3]);
+		add_joining_communicator(thread->process_handle, call->arguments[0], call->probe_values[0],
 			   call->arguments[2], call->arguments[1]);
 		break;
 	case NCCL_SPLIT:
-		communicator = find_communicator(thread->process, call->arguments[0]);
+		communicator = find_communicator(thread->process_handle, call->arguments[0]);
 		if (!communicator)
 			break;
 		/* All ranks of a communicator split it in the same order, and all wait in the split, whatever their
 		 * color. */
 		communicator->split_count++;
-		call->scratch[0] = mix_into_hash(communicator->hash, communicator->split_count);
-		add_joining_communicator(thread->process, call->arguments[3], call->scratch[0],
+		call->probe_values[0] = mix_into_hash(communicator->unique_id_hash, communicator->split_count);
+		add_joining_communicator(thread->process_handle, call->arguments[3], call->probe_values[0],
 			   communicator->rank, communicator->ranks);
 		break;
 	case NCCL_DESTROY:
 		/* The communicator is deleted at the entry of the call: once the call returns, another communicator may
 		 * have the same address. */
 		delete_communicator(&(struct communicator_key){ .communicator = call->arguments[0],
-								.process = thread->process });
+								.process = thread->process_handle });
 		break;
 	}
 }
@@ -477,7 +477,7 @@ static __always_inline void add_all_communicators(struct zernel_thread *thread,
 	__u32 ranks = call->arguments[1];
 
 	for (__u32 rank = 0; rank < NCCL_MAX_INIT_ALL_RANKS && rank < ranks; rank++)
-		add_communicator(thread->process, read_handle(call->arguments[0] + 8 * rank),
+		add_communicator(thread->process_handle, read_handle(call->arguments[0] + 8 * rank),
 				 now_ns, rank, ranks);
 }
 
@@ -495,22 +495,22 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 	struct communicator *communicator;
 	__u32 color;
 
-	delete_joining_communicator(symbol, thread->process, call);
+	delete_joining_communicator(symbol, thread->process_handle, call);
 	if (failed)
 		return;
 	switch (symbol->role) {
 	case NCCL_COLLECTIVE:
-		communicator = find_communicator(thread->process, call->arguments[2]);
+		communicator = find_communicator(thread->process_handle, call->arguments[2]);
 		if (communicator)
 			communicator->left_ns = now_ns;
 		/* fallthrough */
 	case NCCL_POINT_TO_POINT:
-		add_pending_collective(thread->process, call->arguments[3], operation_of_symbol(symbol),
+		add_pending_collective(thread->process_handle, call->arguments[3], operation_of_symbol(symbol),
 				 call->since_ns);
 		break;
 	case NCCL_INIT_RANK:
 	case NCCL_INIT_SCALABLE:
-		add_or_expect_communicator(thread->process, call->arguments[0], call->scratch[0],
+		add_or_expect_communicator(thread->process_handle, call->arguments[0], call->probe_values[0],
 					   call->arguments[2], call->arguments[1], result);
 		break;
 	case NCCL_INIT_ALL:
@@ -518,22 +518,22 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 		break;
 	case NCCL_SPLIT:
 		color = call->arguments[1];
-		if (call->scratch[0] && color != NCCL_NO_COLOR)
-			add_or_expect_communicator(thread->process, call->arguments[3],
-						   mix_into_hash(call->scratch[0], color),
+		if (call->probe_values[0] && color != NCCL_NO_COLOR)
+			add_or_expect_communicator(thread->process_handle, call->arguments[3],
+						   mix_into_hash(call->probe_values[0], color),
 						   NCCL_NO_RANK, 0, result);
 		break;
 	case NCCL_GROUP:
-		add_stored_communicators(thread->process, 0);
+		add_stored_communicators(thread->process_handle, 0);
 		break;
 	case NCCL_RANK:
-		communicator = find_communicator(thread->process, call->arguments[0]);
+		communicator = find_communicator(thread->process_handle, call->arguments[0]);
 		if (communicator)
 			bpf_probe_read_user(&communicator->rank, sizeof(communicator->rank),
 					    (void *)call->arguments[1]);
 		break;
 	case NCCL_RANKS:
-		communicator = find_communicator(thread->process, call->arguments[0]);
+		communicator = find_communicator(thread->process_handle, call->arguments[0]);
 		if (communicator)
 			bpf_probe_read_user(&communicator->ranks, sizeof(communicator->ranks),
 					    (void *)call->arguments[1]);

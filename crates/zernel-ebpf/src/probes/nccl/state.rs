@@ -26,7 +26,7 @@ pub struct Communicators {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Communicator {
     /// Id of the communicator, which all its ranks share, on every node.
-    pub hash: u64,
+    pub unique_id_hash: u64,
     /// Rank of the process in the communicator, if known.
     pub rank: Option<u32>,
     /// Number of ranks, if known.
@@ -96,7 +96,7 @@ pub(crate) fn delete_entries(
 impl Communicator {
     fn new(key: &layout::CommunicatorKey, record: &layout::Communicator) -> Self {
         Self {
-            hash: record.hash,
+            unique_id_hash: record.unique_id_hash,
             rank: (record.rank != layout::NO_RANK).then_some(record.rank),
             ranks: (record.ranks != 0).then_some(record.ranks),
             sequence: record.sequence,
@@ -121,7 +121,7 @@ impl Communicator {
     pub(super) fn snapshot(&self) -> CommunicatorSnapshot {
         let last_operations = self.last_operations();
         CommunicatorSnapshot {
-            communicator: format!("{:016x}", self.hash),
+            communicator: format!("{:016x}", self.unique_id_hash),
             rank: self.rank,
             ranks: self.ranks,
             sequence: self.sequence,

@@ -250,9 +250,9 @@ static __always_inline __u8 event_of_block(const struct zernel_thread *thread,
 {
 	bool loads = loads_data(thread, process, state, now_ns);
 
-	if (thread->sched.lock == SCHED_PYTHON_LOCK)
+	if (thread->sched.last_block_lock == SCHED_PYTHON_LOCK)
 		return ZERNEL_BLOCK_OTHER;
-	switch (thread->sched.reason) {
+	switch (thread->sched.last_block_reason) {
 	case SCHED_BLOCKED_IO:
 	case SCHED_BLOCKED_NETWORK:
 		return ZERNEL_BLOCK_IO;
@@ -260,7 +260,7 @@ static __always_inline __u8 event_of_block(const struct zernel_thread *thread,
 		return helps_step_announcer(process, state) ? ZERNEL_BLOCK_REQUEST :
 							 ZERNEL_BLOCK_FUTEX;
 	case SCHED_BLOCKED_POLL:
-		if (loads || (process->loaders && !only_infers(process)))
+		if (loads || (process->loader_count && !only_infers(process)))
 			return ZERNEL_BLOCK_POLL;
 		return ZERNEL_BLOCK_SLEEP;
 	case SCHED_BLOCKED_IPC:

@@ -40,10 +40,10 @@ static __always_inline void take_sample(struct zernel_phase_sample *sample,
 	__u64 io_ns = run->recent_io_ns;
 
 	zernel_read_sample(sample, state);
-	sample->cpu_burst_ns = run->state == SCHED_ON_CPU ? burst_ns_of(thread, now_ns) : 0;
+	sample->cpu_burst_ns = run->run_state == SCHED_ON_CPU ? burst_ns_of(thread, now_ns) : 0;
 	if (elapsed_ns < AVERAGING_INTERVAL_NS)
 		return;
-	if (run->state == SCHED_BLOCKED && run->reason == SCHED_BLOCKED_IO)
+	if (run->run_state == SCHED_BLOCKED && run->last_block_reason == SCHED_BLOCKED_IO)
 		io_ns += now_ns - run->since_ns;
 	sample->io_wait_f32 = zernel_f32_from_q16(recent_io_q16(state, io_ns, elapsed_ns));
 }
@@ -57,7 +57,7 @@ static __noinline int sample_thread(struct zernel_thread *thread, struct zernel_
 	if (!set)
 		return 0;
 	if (!(state->flags & ZERNEL_TASK_IS_SAMPLED)) {
-		track_event(state, thread->process, now_ns, ZERNEL_NOT_OBSERVED);
+		track_event(state, thread->process_handle, now_ns, ZERNEL_NOT_OBSERVED);
 		state->candidate_streak = 0;
 		state->flags |= ZERNEL_TASK_IS_SAMPLED;
 	}
@@ -73,7 +73,7 @@ static __noinline int end_thread_sampling(struct zernel_thread *thread, struct z
 				  __u64 now_ns)
 {
 	state->flags &= ~ZERNEL_TASK_IS_SAMPLED;
-	track_event(state, thread->process, now_ns, ZERNEL_NOT_OBSERVED);
+	track_event(state, thread->process_handle, now_ns, ZERNEL_NOT_OBSERVED);
 	return 0;
 }
 
@@ -92,7 +92,7 @@ int sample_tasks(struct bpf_iter__task *ctx)
 	thread = zernel_task_storage(&threads, task, false);
 	if (!thread)
 		return 0;
-	process = zernel_process(thread->process);
+	process = zernel_process(thread->process_handle);
 	if (!process)
 		return 0;
 	state = zernel_task_storage(&zernel_tasks, task, false);
@@ -122,7 +122,7 @@ int admit_tasks(struct bpf_iter__task *ctx)
 	if (!task || !task->mm || task->flags & PF_EXITING)
 		return 0;
 	thread = zernel_task_storage(&threads, task, false);
-	if (thread && thread->process)
+	if (thread && thread->process_handle)
 		return 0;
 	handle = zernel_get_or_create_handle(task, bpf_ktime_get_ns());
 	if (handle)

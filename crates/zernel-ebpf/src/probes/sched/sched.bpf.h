@@ -55,7 +55,7 @@ static volatile __u64 scheduler_clock_ahead_ns;
 static __always_inline __u64 burst_ns_of(const struct zernel_thread *thread, __u64 now_ns)
 {
 	const struct sched_thread *run = &thread->sched;
-	__u64 stretch_ns = run->state == SCHED_ON_CPU ? now_ns - run->since_ns : 0;
+	__u64 stretch_ns = run->run_state == SCHED_ON_CPU ? now_ns - run->since_ns : 0;
 
 	return run->burst_ns + stretch_ns + 1;
 }
@@ -63,14 +63,14 @@ static __always_inline __u64 burst_ns_of(const struct zernel_thread *thread, __u
 /* The kind of work that the run state of a loading thread counts as; ZERNEL_WORK_KINDS: no work. */
 static __always_inline __u32 work_kind_of(const struct sched_thread *run)
 {
-	switch (run->state) {
+	switch (run->run_state) {
 	case SCHED_ON_CPU:
 		return ZERNEL_WORK_PREPARE;
 	case SCHED_RUNNABLE:
 		return ZERNEL_WORK_QUEUED;
 	case SCHED_BLOCKED:
-		return run->reason == SCHED_BLOCKED_IO || run->reason == SCHED_BLOCKED_NETWORK ||
-				       run->reason == SCHED_BLOCKED_FAULT ?
+		return run->last_block_reason == SCHED_BLOCKED_IO || run->last_block_reason == SCHED_BLOCKED_NETWORK ||
+				       run->last_block_reason == SCHED_BLOCKED_FAULT ?
 			       ZERNEL_WORK_FETCH :
 			       ZERNEL_WORK_KINDS;
 	default:
@@ -83,7 +83,7 @@ static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_
 				    __u8 state, __u64 now_ns)
 {
 	struct sched_thread *run = &thread->sched;
-	struct zernel_process *trainer = zernel_process(run->trainer);
+	struct zernel_process *trainer = zernel_process(run->counting_trainer);
 	__u32 work = work_kind_of(run);
 
 	barrier_var(work);
@@ -92,11 +92,11 @@ static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_
 		if (trainer)
 			zernel_end_work(&trainer->dataload.loader_work[work], now_ns);
 	}
-	run->state = state;
+	run->run_state = state;
 	run->since_ns = now_ns;
-	if (run->trainer != process->trainer) {
-		run->trainer = process->trainer;
-		trainer = zernel_process(run->trainer);
+	if (run->counting_trainer != process->trainer_handle) {
+		run->counting_trainer = process->trainer_handle;
+		trainer = zernel_process(run->counting_trainer);
 	}
 	work = work_kind_of(run);
 	barrier_var(work);
@@ -112,15 +112,15 @@ static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_
 static __noinline int end_counted_work(struct zernel_thread *thread, __u64 now_ns)
 {
 	struct sched_thread *run = &thread->sched;
-	struct zernel_process *trainer = zernel_process(run->trainer);
+	struct zernel_process *trainer = zernel_process(run->counting_trainer);
 	__u32 work = work_kind_of(run);
 
 	barrier_var(work);
 	if (trainer && work < ZERNEL_WORK_KINDS)
 		zernel_end_work(&trainer->dataload.loader_work[work], now_ns);
-	run->state = SCHED_STATE_UNKNOWN;
-	run->trainer = 0;
-	thread->process = 0;
+	run->run_state = SCHED_STATE_UNKNOWN;
+	run->counting_trainer = 0;
+	thread->process_handle = 0;
 	return 0;
 }
 
@@ -138,7 +138,7 @@ static __always_inline void publish_gpu(struct zernel_task_state *state,
 					const struct zernel_process *process)
 {
 	const struct zernel_process *user =
-		process->flags & ZERNEL_IS_LOADER ? zernel_process(process->trainer) : process;
+		process->flags & ZERNEL_IS_LOADER ? zernel_process(process->trainer_handle) : process;
 	__u64 gpu = user ? user->gpu : 0;
 
 	state->gpu_id = (__u32)gpu - 1; /* ZERNEL_NO_GPU, if it is not known */
@@ -181,7 +181,7 @@ static __noinline int publish_trainer(const struct zernel_thread *thread,
 				      struct zernel_task_state *state,
 				      const struct zernel_process *process, __u64 now_ns)
 {
-	const struct zernel_process *trainer = zernel_process(process->trainer);
+	const struct zernel_process *trainer = zernel_process(process->trainer_handle);
 	bool is_forked = process->flags & ZERNEL_IS_LOADER;
 
 	if (loads_data(thread, process, state, now_ns))
@@ -191,7 +191,7 @@ static __noinline int publish_trainer(const struct zernel_thread *thread,
 	state->trainer = !is_forked ? state->tgid : trainer ? trainer->pid : 0;
 	zernel_publish_class(state, now_ns);
 	if (!is_forked)
-		zernel_trace_if_enabled(state, thread->process, now_ns,
+		zernel_trace_if_enabled(state, thread->process_handle, now_ns,
 			     state->flags & ZERNEL_TASK_IS_LOADER ? ZERNEL_TRACE_LOADING_BEGIN :
 								    ZERNEL_TRACE_LOADING_END,
 			     ZERNEL_NONE);
@@ -218,7 +218,7 @@ static __always_inline __u64 run_delay_of(struct task_struct *task, struct sched
 	__u64 delay_ns = task->sched_info.run_delay - run->run_delay_at_block_ns;
 	__u64 clock_ahead_ns = scheduler_clock_ahead_ns;
 
-	if (run->state == SCHED_RUNNABLE)
+	if (run->run_state == SCHED_RUNNABLE)
 		return absent_ns;
 	if (queued && clock_ahead_ns && (__s64)(now_ns + clock_ahead_ns - queued) > 0)
 		delay_ns += now_ns + clock_ahead_ns - queued;
@@ -237,16 +237,16 @@ static __noinline int end_time_off_cpu(struct zernel_thread *thread, struct zern
 				  __u64 delay_ns, __u64 now_ns)
 {
 	struct sched_thread *run = &thread->sched;
-	struct zernel_process *trainer = zernel_process(run->trainer);
+	struct zernel_process *trainer = zernel_process(run->counting_trainer);
 	__u64 blocked_ns = now_ns - run->since_ns - delay_ns;
-	__u32 reason = run->reason;
+	__u32 reason = run->last_block_reason;
 	__u32 work = work_kind_of(run);
 
 	__sync_fetch_and_add(&process->sched.run_delay_ns, delay_ns);
 	if (makes_probed_calls(thread, now_ns))
 		__sync_fetch_and_add(&process->sched.calling_run_delay_ns, delay_ns);
-	zernel_observe_duration(thread->process, ZERNEL_RUN_DELAY, delay_ns);
-	if (run->state != SCHED_BLOCKED)
+	zernel_observe_duration(thread->process_handle, ZERNEL_RUN_DELAY, delay_ns);
+	if (run->run_state != SCHED_BLOCKED)
 		return 0;
 	barrier_var(reason);
 	if (reason < SCHED_BLOCK_REASONS)
@@ -262,19 +262,19 @@ static __noinline int end_time_off_cpu(struct zernel_thread *thread, struct zern
 static __noinline int switched_in(struct task_struct *task, struct zernel_thread *thread,
 				  __u64 now_ns)
 {
-	struct zernel_process *process = zernel_process(thread->process);
+	struct zernel_process *process = zernel_process(thread->process_handle);
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
 	struct sched_thread *run = &thread->sched;
 	__u64 delay_ns = run_delay_of(task, run, now_ns);
 
 	if (!process)
-		return thread->process ? end_counted_work(thread, now_ns) : 0;
+		return thread->process_handle ? end_counted_work(thread, now_ns) : 0;
 	if (zernel_counts_decisions && state &&
-	    (run->state == SCHED_RUNNABLE || run->state == SCHED_BLOCKED))
-		zernel_count_delay(thread->process, state->class_word, delay_ns, run->has_blocked);
-	if (run->state == SCHED_ON_CPU)
+	    (run->run_state == SCHED_RUNNABLE || run->run_state == SCHED_BLOCKED))
+		zernel_count_delay(thread->process_handle, state->class_word, delay_ns, run->has_blocked);
+	if (run->run_state == SCHED_ON_CPU)
 		ZERNEL_COUNT_LOST(switches);
-	else if (run->state != SCHED_STATE_UNKNOWN)
+	else if (run->run_state != SCHED_STATE_UNKNOWN)
 		end_time_off_cpu(thread, process, delay_ns, now_ns);
 	set_run_state(thread, process, SCHED_ON_CPU, now_ns);
 	if (!state)
@@ -285,11 +285,11 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
 	if (run->has_blocked)
 		track_unblock(thread, process, state, now_ns);
 	else if (state->tracker.flags & ZERNEL_IS_QUEUED)
-		track_event(state, thread->process, now_ns, ZERNEL_RESUME);
+		track_event(state, thread->process_handle, now_ns, ZERNEL_RESUME);
 	run->has_blocked = false;
 	zernel_write_hint(task, state, false);
 	if (zernel_counts_decisions)
-		zernel_count_run_time(task, thread->process, state->class_word, now_ns, true);
+		zernel_count_run_time(task, thread->process_handle, state->class_word, now_ns, true);
 	if (makes_probed_calls(thread, now_ns))
 		process->sched.caller_on_cpu = task->pid;
 	return 0;
@@ -306,7 +306,7 @@ static __always_inline void recover_missed_switch_in(struct task_struct *task,
 	__u64 clock_ahead_ns = scheduler_clock_ahead_ns;
 	__u64 arrived_ns = task->sched_info.last_arrival - clock_ahead_ns;
 
-	if (run->state != SCHED_RUNNABLE && run->state != SCHED_BLOCKED)
+	if (run->run_state != SCHED_RUNNABLE && run->run_state != SCHED_BLOCKED)
 		return;
 	if (clock_ahead_ns && arrived_ns - run->since_ns <= now_ns - run->since_ns)
 		switched_in(task, thread, arrived_ns);
@@ -329,17 +329,17 @@ static __always_inline __u64 end_time_on_cpu(struct zernel_thread *thread,
 static __always_inline void switched_out(struct task_struct *task, struct zernel_thread *thread,
 					 __u64 now_ns, bool blocks)
 {
-	struct zernel_process *process = zernel_process(thread->process);
+	struct zernel_process *process = zernel_process(thread->process_handle);
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
 	struct sched_thread *run = &thread->sched;
 
 	if (!process) {
-		if (thread->process)
+		if (thread->process_handle)
 			end_counted_work(thread, now_ns);
 		return;
 	}
 	recover_missed_switch_in(task, thread, now_ns);
-	if (run->state == SCHED_ON_CPU) {
+	if (run->run_state == SCHED_ON_CPU) {
 		__u64 stretch_ns = end_time_on_cpu(thread, process, now_ns);
 
 		scheduler_clock_ahead_ns = task->sched_info.last_arrival - run->since_ns;
@@ -355,25 +355,25 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 	if (state)
 		state->cpu_burst_ns = 0;
 	if (zernel_counts_decisions && state)
-		zernel_count_run_time(task, thread->process, state->class_word, now_ns, false);
+		zernel_count_run_time(task, thread->process_handle, state->class_word, now_ns, false);
 	if (!blocks) {
 		set_run_state(thread, process, SCHED_RUNNABLE, now_ns);
 		/* If the tracker has no deadline, there is nothing to suspend. */
 		if (state && state->tracker.deadline_ns != ZERNEL_NEVER)
-			track_event(state, thread->process, now_ns, ZERNEL_PREEMPT);
+			track_event(state, thread->process_handle, now_ns, ZERNEL_PREEMPT);
 		zernel_write_hint(task, state, false);
 		return;
 	}
 	run->burst_ns = 0;
 	run->run_delay_at_block_ns = task->sched_info.run_delay;
-	run->reason = block_reason(task);
-	if (run->reason == SCHED_BLOCKED_POLL && process->flags & ZERNEL_IS_LOADER)
-		run->reason = block_reason_of_poll(task);
-	run->lock = run->reason == SCHED_BLOCKED_FUTEX ? lock_of_block(task, now_ns) : SCHED_NO_LOCK;
-	run->handed = SCHED_HANDED_NOTHING;
+	run->last_block_reason = block_reason(task);
+	if (run->last_block_reason == SCHED_BLOCKED_POLL && process->flags & ZERNEL_IS_LOADER)
+		run->last_block_reason = block_reason_of_poll(task);
+	run->last_block_lock = run->last_block_reason == SCHED_BLOCKED_FUTEX ? lock_of_block(task, now_ns) : SCHED_NO_LOCK;
+	run->handed_by_waker = SCHED_HANDED_NOTHING;
 	run->has_blocked = true;
 	set_run_state(thread, process, SCHED_BLOCKED, now_ns);
-	if (run->reason == SCHED_BLOCKED_FUTEX)
+	if (run->last_block_reason == SCHED_BLOCKED_FUTEX)
 		run->recent_futex_waits++;
 	if (state)
 		track_block(thread, process, state, now_ns);
@@ -414,11 +414,11 @@ static __always_inline __u32 admit_loader(struct task_struct *task, __u32 forked
 	process = zernel_process(handle);
 	if (!parent || !process)
 		return handle;
-	process->trainer = parent->flags & ZERNEL_IS_LOADER ? parent->trainer : forked_by;
+	process->trainer_handle = parent->flags & ZERNEL_IS_LOADER ? parent->trainer_handle : forked_by;
 	process->flags |= ZERNEL_IS_LOADER;
-	trainer = zernel_process(process->trainer);
+	trainer = zernel_process(process->trainer_handle);
 	if (trainer)
-		__sync_fetch_and_add(&trainer->loaders, 1);
+		__sync_fetch_and_add(&trainer->loader_count, 1);
 	return handle;
 }
 
@@ -433,7 +433,7 @@ static __always_inline struct zernel_thread *create_thread_storage(struct task_s
 		ZERNEL_COUNT_LOST(threads);
 		return NULL;
 	}
-	thread->process = handle;
+	thread->process_handle = handle;
 	state = zernel_get_or_create_task(task, now_ns);
 	if (state && process)
 		publish_trainer_if_changed(thread, state, process, now_ns);
@@ -446,11 +446,11 @@ static __always_inline struct zernel_thread *create_thread_storage(struct task_s
  * thread has exited: closing a file may take seconds. */
 static __always_inline void forget_thread(struct zernel_thread *thread)
 {
-	struct zernel_process *process = zernel_process(thread->process);
+	struct zernel_process *process = zernel_process(thread->process_handle);
 	__u64 now_ns = bpf_ktime_get_ns();
 
 	if (process) {
-		if (thread->sched.state == SCHED_ON_CPU)
+		if (thread->sched.run_state == SCHED_ON_CPU)
 			end_time_on_cpu(thread, process, now_ns);
 		if (thread->dataload.since_ns)
 			give_up_data_wait(thread, process);
@@ -468,7 +468,7 @@ static __always_inline void track_fork(struct task_struct *task)
 	struct zernel_thread *thread = find_observed_thread(task);
 
 	if (thread && state)
-		track_event(state, thread->process, bpf_ktime_get_ns(), ZERNEL_FORK);
+		track_event(state, thread->process_handle, bpf_ktime_get_ns(), ZERNEL_FORK);
 }
 
 SEC("tp_btf/sched_process_fork")
@@ -523,7 +523,7 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 	if (!task || !task->mm || task->flags & PF_EXITING)
 		return 0;
 	thread = zernel_task_storage(&threads, task, false);
-	if (thread && thread->process) {
+	if (thread && thread->process_handle) {
 		zernel_get_or_create_task(task, bpf_ktime_get_ns());
 		return 0;
 	}

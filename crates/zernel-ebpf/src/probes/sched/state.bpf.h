@@ -63,20 +63,20 @@ enum sched_handed {
 };
 
 struct sched_thread {
-	__u64 since_ns; /* when it entered `state` */
+	__u64 since_ns; /* when it entered `run_state` */
 	__u64 burst_ns; /* on a CPU since it last blocked, up to since_ns */
 	__u64 run_delay_at_block_ns; /* sched_info.run_delay when it blocked */
 	__u64 recent_since_ns; /* start of the second that is being measured */
 	__u64 recent_io_ns;
 	__u64 ended_data_wait_ns; /* when its wake-up last ended a wait for data of its process, or 0 */
 	__u32 recent_futex_waits;
-	__u32 trainer; /* handle of the process whose loader_work counts it now, or 0 */
-	__u8 state; /* enum sched_run_state */
-	__u8 reason; /* enum sched_block_reason of the last block */
+	__u32 counting_trainer; /* handle of the process whose loader_work counts it now, or 0 */
+	__u8 run_state; /* enum sched_run_state */
+	__u8 last_block_reason; /* enum sched_block_reason of the last block */
 	__u8 has_blocked; /* it blocked and has not been seen on a CPU since */
-	__u8 awaits; /* enum sched_awaited of the last block */
-	__u8 lock; /* enum sched_lock: what the last block on a futex is for */
-	__u8 handed; /* enum sched_handed: what ended its last block; written when it is woken up */
+	__u8 last_block_awaits; /* enum sched_awaited of the last block */
+	__u8 last_block_lock; /* enum sched_lock: what the last block on a futex is for */
+	__u8 handed_by_waker; /* enum sched_handed: what ended its last block; written when it is woken up */
 	__u8 is_woken_by_trainer; /* its trainer woke it up */
 	__u8 reserved;
 };

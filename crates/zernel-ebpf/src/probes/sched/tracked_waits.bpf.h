@@ -39,7 +39,7 @@ static __noinline bool is_observed(struct zernel_thread *thread, struct zernel_p
 
 	if (!process->is_uncounted && set && !*(volatile __u64 *)&set->is_suspended)
 		return true;
-	track_event(state, thread->process, now_ns, ZERNEL_NOT_OBSERVED);
+	track_event(state, thread->process_handle, now_ns, ZERNEL_NOT_OBSERVED);
 	thread->dataload.since_ns = 0;
 	thread->dist_sync.since_ns = 0;
 	thread->dist_sync.call_entered_ns = 0;
@@ -54,7 +54,7 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 {
 	__u8 event;
 
-	thread->sched.awaits = SCHED_AWAITS_NOTHING;
+	thread->sched.last_block_awaits = SCHED_AWAITS_NOTHING;
 	thread->torch.compile_ns_at_block = process->torch.compile_ns;
 	thread->dist_sync.peer_blocks_before =
 		zernel_work_sum_at(&process->dist_sync.peer_blocks, now_ns);
@@ -62,15 +62,15 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 		return 0;
 	if (begin_block_for_peers(thread)) {
 		begin_peer_block(thread, process, now_ns);
-		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_ENTER);
-		track_event(state, thread->process, now_ns, ZERNEL_BLOCK_FUTEX);
+		track_event(state, thread->process_handle, now_ns, ZERNEL_COLLECTIVE_ENTER);
+		track_event(state, thread->process_handle, now_ns, ZERNEL_BLOCK_FUTEX);
 		return 0;
 	}
 	event = event_of_block(thread, process, state, now_ns);
 	/* A driver may sleep in a call, as in a copy that waits for the GPU. */
-	if (event == ZERNEL_BLOCK_SLEEP && thread->depth)
+	if (event == ZERNEL_BLOCK_SLEEP && thread->open_call_count)
 		event = ZERNEL_BLOCK_OTHER;
-	track_event(state, thread->process, now_ns, event);
+	track_event(state, thread->process_handle, now_ns, event);
 	begin_or_go_on_data_wait(thread, process, state, now_ns);
 	return 0;
 }
@@ -102,7 +102,7 @@ static __always_inline void track_awaited_compile(struct zernel_thread *thread,
 
 	if (!(state->tracker.flags & ZERNEL_IS_BLOCKED) || compile_ns <= 0 || until_ns <= 0)
 		return;
-	track_event(state, thread->process,
+	track_event(state, thread->process_handle,
 		    since_ns + (compile_ns < until_ns ? compile_ns : until_ns),
 		    ZERNEL_AWAITED_COMPILE);
 }
@@ -118,7 +118,7 @@ static __always_inline void track_awaited_collective(struct zernel_thread *threa
 	bool is_for_peers = peers_ns >= (now_ns - since_ns) / 2;
 
 	if (is_for_peers || state->tracker.activity != ZERNEL_ACTIVITY_LOADING)
-		track_event(state, thread->process, since_ns + peers_ns, ZERNEL_AWAITED_COLLECTIVE);
+		track_event(state, thread->process_handle, since_ns + peers_ns, ZERNEL_AWAITED_COLLECTIVE);
 	if (is_for_peers && !thread->dataload.is_announced)
 		thread->dataload.since_ns = 0;
 }
@@ -128,12 +128,12 @@ static __always_inline void track_hand_over(struct zernel_thread *thread,
 					    const struct zernel_process *process,
 					    struct zernel_task_state *state, __u64 now_ns)
 {
-	__u8 handed = thread->sched.handed;
+	__u8 handed = thread->sched.handed_by_waker;
 
 	if (handed == SCHED_HANDED_COLLECTIVE) {
 		track_awaited_collective(thread, process, state, now_ns);
 	} else if (handed == SCHED_HANDED_DATA) {
-		track_event(state, thread->process, now_ns, ZERNEL_AWAITED_DATA);
+		track_event(state, thread->process_handle, now_ns, ZERNEL_AWAITED_DATA);
 		if (state->tracker.activity == ZERNEL_ACTIVITY_LOADING)
 			thread->dataload.is_tentative = false;
 	}
@@ -149,15 +149,15 @@ static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_
 		return 0;
 	note_end_of_backward(process, state, now_ns);
 	track_awaited_compile(thread, process, state, now_ns);
-	if (thread->sched.handed)
+	if (thread->sched.handed_by_waker)
 		track_hand_over(thread, process, state, now_ns);
-	track_event(state, thread->process, now_ns,
+	track_event(state, thread->process_handle, now_ns,
 		    waits_for_launches ? ZERNEL_UNBLOCK_AFTER_LAUNCHES : ZERNEL_UNBLOCK);
-	if (thread->sched.awaits == SCHED_AWAITS_PEERS) {
+	if (thread->sched.last_block_awaits == SCHED_AWAITS_PEERS) {
 		thread->dist_sync.peer_wait_ended_ns = now_ns;
-		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_LEAVE);
+		track_event(state, thread->process_handle, now_ns, ZERNEL_COLLECTIVE_LEAVE);
 		end_peer_block(thread, process, state, now_ns);
-	} else if (thread->sched.awaits == SCHED_AWAITS_DATA && thread->dataload.since_ns) {
+	} else if (thread->sched.last_block_awaits == SCHED_AWAITS_DATA && thread->dataload.since_ns) {
 		if (waits_for_launches && !(state->tracker.flags & ZERNEL_ANNOUNCES_UPDATES))
 			drop_tentative_wait(thread);
 		extend_data_wait(thread, process, now_ns);

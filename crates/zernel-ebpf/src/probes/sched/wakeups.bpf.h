@@ -44,9 +44,9 @@ static __always_inline bool is_hand_over_call(unsigned long call)
 /* Whether a blocked thread waits for another thread or process, and not for a lock. */
 static __always_inline bool awaits_hand_over(const struct sched_thread *run)
 {
-	return run->state == SCHED_BLOCKED && run->lock == SCHED_NO_LOCK &&
-	       (run->reason == SCHED_BLOCKED_FUTEX || run->reason == SCHED_BLOCKED_IPC ||
-		run->reason == SCHED_BLOCKED_POLL);
+	return run->run_state == SCHED_BLOCKED && run->last_block_lock == SCHED_NO_LOCK &&
+	       (run->last_block_reason == SCHED_BLOCKED_FUTEX || run->last_block_reason == SCHED_BLOCKED_IPC ||
+		run->last_block_reason == SCHED_BLOCKED_POLL);
 }
 
 /* Whether a thread has waited long enough for what ends its wait to mean something. A thread that is made to release
@@ -96,13 +96,13 @@ static __always_inline void note_hand_over_in_process(struct zernel_thread *by,
 	__u64 now_ns = bpf_ktime_get_ns();
 
 	if (by->dist_sync.peer_wait_ended_ns > tracker->wait_since_ns) {
-		thread->sched.handed = SCHED_HANDED_COLLECTIVE;
+		thread->sched.handed_by_waker = SCHED_HANDED_COLLECTIVE;
 		return;
 	}
 	if (awaits_data(tracker) || (!by->last_phase_call_ns && may_await_data(tracker)))
 		by->sched.ended_data_wait_ns = now_ns;
 	if (has_handed_over_data(&by->sched, now_ns))
-		thread->sched.handed = SCHED_HANDED_DATA;
+		thread->sched.handed_by_waker = SCHED_HANDED_DATA;
 }
 
 /* The current thread wakes an observed one. */
@@ -116,18 +116,18 @@ static __noinline int note_hand_over(struct task_struct *woken, struct zernel_th
 
 	if (!is_hand_over_call(registers->orig_rax))
 		return 0;
-	process = zernel_process(thread->process);
+	process = zernel_process(thread->process_handle);
 	state = bpf_task_storage_get(&zernel_tasks, woken, 0, 0);
 	if (!process || !state)
 		return 0;
 	by = find_observed_thread(waker);
 	if (state->flags & ZERNEL_TASK_IS_LOADER) {
-		thread->sched.is_woken_by_trainer = by && by->process == process->trainer;
+		thread->sched.is_woken_by_trainer = by && by->process_handle == process->trainer_handle;
 		return 0;
 	}
 	if (!has_waited_long_enough(&state->tracker))
 		return 0;
-	if (by && by->process == thread->process)
+	if (by && by->process_handle == thread->process_handle)
 		note_hand_over_in_process(by, thread, &state->tracker);
 	else if (!by && awaits_data(&state->tracker))
 		note_helper_child(process, waker);

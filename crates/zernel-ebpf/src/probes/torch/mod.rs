@@ -116,7 +116,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         ],
     )
     .no_ml_evidence()
-    .frequent(),
+    .called_frequently(),
     // `torch.save` opens a file with `setup` and writes a tensor with each `writeRecord`.
     torch_function(
         CHECKPOINT,
@@ -151,7 +151,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     )
     .enter_event(OptimizerMarker)
     .step_mark(StepMark::Optimizer)
-    .frequent(),
+    .called_frequently(),
     torch_function(
         OPTIMIZER,
         "at::_ops::_foreach_lerp_::call",
@@ -161,7 +161,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         ],
     )
     .enter_event(OptimizerMarker)
-    .frequent(),
+    .called_frequently(),
     torch_function(
         OPTIMIZER,
         "at::_ops::addcdiv_::call",
@@ -169,5 +169,5 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     )
     .enter_event(OptimizerMarker)
     .step_mark(StepMark::Optimizer)
-    .frequent(),
+    .called_frequently(),
 ];

@@ -202,7 +202,7 @@ static __always_inline void count_compilation(struct zernel_thread *thread,
 /* Notes that PyTorch computes in the process of a thread. */
 static __always_inline void note_model_run(const struct zernel_thread *thread)
 {
-	struct zernel_process *process = zernel_process(thread->process);
+	struct zernel_process *process = zernel_process(thread->process_handle);
 
 	if (process && !(process->flags & ZERNEL_RUNS_MODELS))
 		process->flags |= ZERNEL_RUNS_MODELS;

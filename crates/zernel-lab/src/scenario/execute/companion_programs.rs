@@ -109,7 +109,7 @@ pub(super) struct ObserverProcess {
     child: Child,
     pid: i32,
     leaf_cgroup: PathBuf,
-    sampler: TaskSampler,
+    task_sampler: TaskSampler,
 }
 
 impl ObserverProcess {
@@ -129,7 +129,7 @@ impl ObserverProcess {
                 child,
                 pid,
                 leaf_cgroup,
-                sampler: TaskSampler::default(),
+                task_sampler: TaskSampler::default(),
             }),
             false => {
                 stop_process(&mut child);
@@ -147,12 +147,12 @@ impl ObserverProcess {
     }
 
     pub(super) fn sample_tasks(&mut self) {
-        self.sampler.sample_threads(self.pid, now_ns());
+        self.task_sampler.sample_threads(self.pid, now_ns());
     }
 
     /// The longest time for which one of its threads was runnable at every sample and did not run.
     pub(super) fn longest_wait_ns(&self) -> u64 {
-        self.sampler.longest_wait_ns()
+        self.task_sampler.longest_wait_ns()
     }
 }
 

@@ -75,7 +75,7 @@ impl<'a> Collective<'a> {
             return Ok(Some(Self::SingleRank));
         }
         if let (Some(driver), Some(device)) = (job.gpu.driver_path(), gpu.device()) {
-            let nccl = LoadedNccl::load_for(driver).map_err(library_failure)?;
+            let nccl = LoadedNccl::load_beside_driver(driver).map_err(library_failure)?;
             let rank = NcclRank::join(job, worker, rank, (nccl, device), slots.job)?;
             return Ok(rank.map(Self::Nccl));
         }
@@ -146,21 +146,21 @@ struct CollectiveAgreement<'a>(&'a FutexSlot);
 
 /// Set if the agreement is closed. The other bits of the word are the number of collectives that ranks have committed
 /// to.
-const CLOSED_BIT: u32 = 1 << 31;
+const AGREEMENT_CLOSED_BIT: u32 = 1 << 31;
 
 impl CollectiveAgreement<'_> {
     /// Commits this rank to the collective after the first `joined`. Returns whether all ranks will join it.
     fn commit_to_next_collective(&self, joined: u32) -> bool {
-        let commit = |word: u32| match word & !CLOSED_BIT > joined {
+        let commit = |word: u32| match word & !AGREEMENT_CLOSED_BIT > joined {
             true => Some(word),
-            false => (word & CLOSED_BIT == 0).then_some(joined + 1),
+            false => (word & AGREEMENT_CLOSED_BIT == 0).then_some(joined + 1),
         };
         self.0.word.fetch_update(AcqRel, Acquire, commit).is_ok()
     }
 
     /// Closes the agreement and returns the number of collectives that all ranks join.
     fn close_agreement(&self) -> u32 {
-        self.0.word.fetch_or(CLOSED_BIT, AcqRel) & !CLOSED_BIT
+        self.0.word.fetch_or(AGREEMENT_CLOSED_BIT, AcqRel) & !AGREEMENT_CLOSED_BIT
     }
 }
 
@@ -170,9 +170,9 @@ pub(super) struct NcclRank<'a> {
     communicator: JoinedCommunicator,
     agreement: CollectiveAgreement<'a>,
     /// Number of collectives that this rank has joined.
-    joined_collectives: u32,
+    joined_collective_count: u32,
     gradients: DeviceAddress,
-    floats: usize,
+    gradient_count: usize,
 }
 
 impl<'a> NcclRank<'a> {
@@ -187,9 +187,9 @@ impl<'a> NcclRank<'a> {
             return Ok(None);
         };
         let agreement = CollectiveAgreement(agreement);
-        let floats = (job.gradient_kib << 10) / size_of::<f32>();
+        let gradient_count = (job.gradient_kib << 10) / size_of::<f32>();
         let gradients = device
-            .allocate_memory(floats * size_of::<f32>())
+            .allocate_memory(gradient_count * size_of::<f32>())
             .map_err(gpu::library_failure)?;
         if rank == 0 {
             id.write_message(&nccl.new_unique_id().map_err(library_failure)?.0);
@@ -212,9 +212,9 @@ impl<'a> NcclRank<'a> {
             device,
             communicator,
             agreement,
-            joined_collectives: 1,
+            joined_collective_count: 1,
             gradients,
-            floats,
+            gradient_count,
         }))
     }
 
@@ -224,15 +224,15 @@ impl<'a> NcclRank<'a> {
         }
         if !self
             .agreement
-            .commit_to_next_collective(self.joined_collectives)
+            .commit_to_next_collective(self.joined_collective_count)
         {
             return Ok(CollectiveResult::Stopped);
         }
-        self.joined_collectives += 1;
+        self.joined_collective_count += 1;
         let (communicator, device) = (&self.communicator, &self.device);
         let start_ns = clock::now_ns();
         communicator
-            .all_reduce(self.gradients, self.floats, device.stream())
+            .all_reduce(self.gradients, self.gradient_count, device.stream())
             .map_err(library_failure)?;
         worker
             .count_as_blocked(|| device.synchronize())
@@ -244,7 +244,7 @@ impl<'a> NcclRank<'a> {
         &mut self,
         worker: &mut Worker<'_>,
     ) -> Result<CollectiveResult, WorkFailure> {
-        match self.agreement.close_agreement() > self.joined_collectives {
+        match self.agreement.close_agreement() > self.joined_collective_count {
             true => self.all_reduce(worker),
             false => Ok(CollectiveResult::Stopped),
         }

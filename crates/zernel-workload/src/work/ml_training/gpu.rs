@@ -75,7 +75,7 @@ pub(super) struct TrainerGpu {
 
 enum GpuTarget {
     CpuTime {
-        staging: PrivateMapping,
+        batch_copy_target: PrivateMapping,
         busy_until_ns: u64,
         wait: GpuWait,
     },
@@ -88,7 +88,7 @@ impl TrainerGpu {
         let map = || PrivateMapping::new(bytes).map_err(FailingStep::MapMemory.as_failure());
         let target = match &job.gpu {
             GpuBackend::CpuTime => GpuTarget::CpuTime {
-                staging: map()?,
+                batch_copy_target: map()?,
                 busy_until_ns: 0,
                 wait: job.gpu_wait,
             },
@@ -119,7 +119,9 @@ impl TrainerGpu {
     pub(super) fn copy_batch(&mut self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let batch = self.batch.bytes();
         match &mut self.target {
-            GpuTarget::CpuTime { staging, .. } => staging.bytes().copy_from_slice(batch),
+            GpuTarget::CpuTime {
+                batch_copy_target, ..
+            } => batch_copy_target.bytes().copy_from_slice(batch),
             GpuTarget::Driver(device) => worker
                 .count_as_blocked(|| device.copy_to_device(batch))
                 .map_err(library_failure)?,

@@ -30,7 +30,7 @@ spec_table! {
 }
 
 impl Work for Inference {
-    fn about(&self) -> WorkTypeInfo {
+    fn work_type_info(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "inference",
             does: "serves requests that arrive at fixed moments: copies, launches, waits for the GPU, and counts a unit for each request",
@@ -58,7 +58,7 @@ impl Work for Inference {
         self.traced_requests
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+    fn run_worker_rounds(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let _ = rustix::thread::set_name(c"inference");
         let mut gpu = TrainerGpu::open(&self.gpu_settings(), worker.index())?;
         let period_ns = us_to_ns(self.period_us);

@@ -57,9 +57,9 @@ impl SimulatedTrainer {
                 self.counters.functions[self.launch].calls += 100;
             }
         }
-        self.process.counts.read_counters(&self.counters);
+        self.process.call_counts.read_counters(&self.counters);
         let steps = &self.process.steps;
-        self.process.counts.advance_to(self.now_ns, steps);
+        self.process.call_counts.advance_to(self.now_ns, steps);
     }
 
     /// Three windows with five steps each, and ten steps before each of them.
@@ -68,7 +68,7 @@ impl SimulatedTrainer {
             self.make_steps(10, mark, Launches::Unknown);
             let from_ns = self.now_ns;
             let steps = &mut self.process.steps;
-            let counts = &mut self.process.counts;
+            let counts = &mut self.process.call_counts;
             counts.open_window(&self.counters, from_ns, steps);
             self.make_steps(5, mark, Launches::InWindow(100));
             let window = (from_ns, self.now_ns);
@@ -77,7 +77,7 @@ impl SimulatedTrainer {
     }
 
     fn begin_sampling(&mut self) {
-        let counts = &mut self.process.counts;
+        let counts = &mut self.process.call_counts;
         counts.begin_sampling(
             self.launch,
             &self.counters,
@@ -115,7 +115,7 @@ fn all_launches_are_estimated_and_only_counted_ones_are_exported() {
     assert!((counted.seconds - 0.35).abs() < 1e-3, "{counted:?}");
     let per_step = trainer.process.launches_per_step().expect("steps");
     assert!((per_step.mean - 100.0).abs() < 1e-9);
-    let counts = &mut trainer.process.counts;
+    let counts = &mut trainer.process.call_counts;
     counts.end_sampling(trainer.launch, trainer.now_ns, &trainer.process.steps);
     trainer.make_steps(10, StepMark::Backward, Launches::Counted(100));
     assert_eq!(trainer.launch_count().calls, 2000 + 4500 + 1000);
@@ -155,7 +155,7 @@ fn a_process_that_only_launches_graphs_is_counted_exactly() {
     let kernel = symbol_index("cuLaunchKernel");
     trainer.process.mark_sampled_from_start(&[kernel], None);
     trainer.sample_three_windows(StepMark::Backward);
-    assert!(trainer.process.counts.launches_only_unsampled());
+    assert!(trainer.process.call_counts.launches_only_unsampled());
     trainer.make_steps(10, StepMark::Backward, Launches::Counted(100));
     assert_eq!(trainer.launch_count().error, Some(0));
     assert_eq!(trainer.launch_count().calls, 2500);
