@@ -16,6 +16,10 @@ const TORCH_FRAMEWORK_NAME: &str = "PyTorch";
 /// Frameworks that announce no steps.
 const FRAMEWORKS_WITHOUT_STEPS: [&str; 5] =
     ["JAX", "TensorFlow", "PaddlePaddle", "MXNet", "MindSpore"];
+/// Libraries that only run models, without a framework.
+const INFERENCE_RUNTIMES: [&str; 3] = ["GGML", "TensorRT", "ONNX Runtime"];
+/// Collectives that gather shards, or scatter their sums.
+const SHARD_COLLECTIVES: [&str; 2] = ["AllGather", "ReduceScatter"];
 /// Shortest start-up that the report shows, in seconds.
 const MIN_SHOWN_START_UP_SECONDS: f64 = 0.1;
 
@@ -139,6 +143,8 @@ impl ProcessReport {
         self.times = self.times.combine_with(&before.times, difference);
         self.launches = self.launches.saturating_sub(before.launches);
         self.copies = self.copies.saturating_sub(before.copies);
+        self.launches_error = later_error(self.launches_error, before.launches_error);
+        self.copies_error = later_error(self.copies_error, before.copies_error);
         self.copied_bytes = self.copied_bytes.saturating_sub(before.copied_bytes);
         self.cost_seconds = difference(self.cost_seconds, before.cost_seconds);
         for collective in &mut self.collectives {
@@ -146,6 +152,11 @@ impl ProcessReport {
             if let Some(before) = known.find(|known| known.op == collective.op) {
                 collective.calls = collective.calls.saturating_sub(before.calls);
                 collective.bytes = collective.bytes.saturating_sub(before.bytes);
+                // They are of all calls so far.
+                if before.calls > 0 {
+                    collective.until_sync_mean_seconds = None;
+                    collective.until_sync_median_seconds = None;
+                }
             }
         }
         self.collectives.retain(|collective| collective.calls > 0);
@@ -187,12 +198,13 @@ impl ProcessReport {
     }
 
     /// Whether the process uses a GPU, and nothing shows that it trains: no backward pass, no optimizer step, no
-    /// reduction of gradients. If these could not be observed, it may train.
+    /// reduction of gradients. If these could not be observed, or its framework does not announce them, it may train.
     pub(crate) fn only_infers(&self) -> bool {
         let separated_by = self.steps.as_ref().and_then(|steps| steps.separated_by);
         let trains = separated_by.is_some_and(|mark| mark.class() == StepMarkClass::Training);
         let shows_none = !trains && self.times.phases.optimizer_step == 0.0;
-        self.launches > 0 && shows_none && !self.lacks_torch_probes
+        let announces = !self.lacks_torch_probes && !self.uses_framework_without_steps();
+        self.launches > 0 && shows_none && announces
     }
 
     /// Whether the process uses a GPU, and nothing shows machine learning: no training, no collective, no framework. `PyTorch`
@@ -210,27 +222,37 @@ impl ProcessReport {
         contain_torch(self.frameworks.as_deref())
     }
 
-    /// Whether the process uses a framework that announces no steps.
-    fn uses_framework_without_steps(&self) -> bool {
-        let names = self.frameworks.iter().flatten();
-        names
-            .into_iter()
-            .any(|name| FRAMEWORKS_WITHOUT_STEPS.contains(&name.as_str()))
+    /// Whether the process maps one of these frameworks or libraries.
+    fn maps_any(&self, wanted: &[&str]) -> bool {
+        let mut names = self.frameworks.iter().flatten();
+        names.any(|name| wanted.contains(&name.as_str()))
     }
 
-    /// Whether the process is known to use another framework than `PyTorch`.
+    /// Whether the process uses a framework that announces no steps.
+    fn uses_framework_without_steps(&self) -> bool {
+        self.maps_any(&FRAMEWORKS_WITHOUT_STEPS)
+    }
+
+    /// Whether the process is known to use another framework than `PyTorch`, or to run models without one.
     pub(crate) fn uses_framework_other_than_torch(&self) -> bool {
-        self.uses_framework_without_steps() && !self.maps_torch()
+        let uses_other = self.uses_framework_without_steps() || self.maps_any(&INFERENCE_RUNTIMES);
+        uses_other && !self.maps_torch()
+    }
+
+    /// Whether most bytes of its collectives gather shards of a model, or scatter sums to them.
+    pub(crate) fn shards_model(&self) -> bool {
+        let collectives = self.collectives.iter();
+        let (shards, others): (Vec<_>, Vec<_>) =
+            collectives.partition(|it| SHARD_COLLECTIVES.contains(&it.op.as_ref()));
+        let bytes = |of: Vec<&CollectiveTotals>| of.iter().map(|it| it.bytes).sum::<u64>();
+        bytes(shards) > bytes(others)
     }
 
     /// Whether other processes may send it requests: it does not train, and announces no batches, as a loop with a
-    /// `DataLoader` does. Training with another framework than `PyTorch` announces nothing.
+    /// `DataLoader` does.
     pub(crate) fn may_serve_requests(&self) -> bool {
         let announces = self.announcements != Some(0);
-        self.only_infers()
-            && self.maps_torch()
-            && !self.uses_framework_without_steps()
-            && !announces
+        self.only_infers() && self.maps_torch() && !announces
     }
 
     /// Time in which it worked as a loader: on CPUs, fetching, or runnable without a CPU.
@@ -251,6 +273,12 @@ impl ProcessReport {
             false => 0.0,
         }
     }
+}
+
+/// The error of a count since `before`, of errors that add up in squares, as those of independent windows do.
+fn later_error(now: Option<u64>, before: Option<u64>) -> Option<u64> {
+    let (now, before) = (now? as f64, before.unwrap_or(0) as f64);
+    Some((now * now - before * before).max(0.0).sqrt().ceil() as u64)
 }
 
 /// Whether these frameworks are known, and `PyTorch` is among them.
@@ -376,8 +404,18 @@ mod tests {
     /// Libraries that several frameworks use show none of them.
     #[test]
     fn a_process_lacks_torch_if_it_uses_another_framework() {
-        assert!(process_that_launches(&["JAX", "NCCL"]).uses_framework_other_than_torch());
-        for names in [&["JAX", "PyTorch"][..], &["NCCL"], &[]] {
+        for names in [&["JAX", "NCCL"][..], &["GGML", "cuBLAS"], &["TensorRT"]] {
+            assert!(
+                process_that_launches(names).uses_framework_other_than_torch(),
+                "{names:?}"
+            );
+        }
+        for names in [
+            &["TensorRT", "PyTorch"][..],
+            &["JAX", "PyTorch"][..],
+            &["NCCL"],
+            &[],
+        ] {
             assert!(
                 !process_that_launches(names).uses_framework_other_than_torch(),
                 "{names:?}"
@@ -404,6 +442,49 @@ mod tests {
         let ranks = ProcessReport::find_ranks(&both);
         assert_eq!(ranks.len(), 1);
         assert_eq!(ranks[0].launches, 1);
+    }
+
+    #[test]
+    fn figures_from_before_attaching_do_not_count() {
+        let collective = |calls| CollectiveTotals {
+            op: "AllReduce".into(),
+            calls,
+            until_sync_mean_seconds: Some(0.5),
+            until_sync_median_seconds: Some(0.4),
+            ..CollectiveTotals::default()
+        };
+        let report = |launches, launches_error, calls| ProcessReport {
+            launches,
+            launches_error: Some(launches_error),
+            collectives: vec![collective(calls)],
+            ..ProcessReport::default()
+        };
+        let since = report(1_100, 50, 90).subtract_baseline(&report(1_000, 40, 60));
+        assert_eq!((since.launches, since.launches_error), (100, Some(30)));
+        assert_eq!(since.collectives[0].calls, 30);
+        assert_eq!(since.collectives[0].until_sync_mean_seconds, None);
+        let first = report(100, 30, 30).subtract_baseline(&report(0, 0, 0));
+        assert_eq!(first.launches_error, Some(30));
+        assert_eq!(first.collectives[0].until_sync_mean_seconds, Some(0.5));
+    }
+
+    #[test]
+    fn ranks_that_gather_more_than_they_reduce_shard_a_model() {
+        let shards = |bytes: [(&'static str, u64); 2]| {
+            let collectives = bytes.map(|(op, bytes)| CollectiveTotals {
+                op: op.into(),
+                bytes,
+                ..CollectiveTotals::default()
+            });
+            ProcessReport {
+                collectives: collectives.to_vec(),
+                ..ProcessReport::default()
+            }
+            .shards_model()
+        };
+        assert!(shards([("AllGather", 9), ("ReduceScatter", 9)]));
+        assert!(!shards([("AllReduce", 9), ("AllGather", 8)]));
+        assert!(!ProcessReport::default().shards_model());
     }
 
     #[test]

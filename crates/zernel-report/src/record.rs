@@ -1,6 +1,8 @@
 //! One process over time, sampled by snapshots.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use rustix::thread::CpuSet;
 use zernel_model::snapshot;
@@ -44,8 +46,10 @@ pub struct ProcessRecord {
     gpu_busy_reading: Option<f64>,
     /// CPUs in its affinity mask. Empty: unknown.
     pub cpus: CpuSet,
-    /// Time that the CPU limit of its cgroup has cost so far, and when recording began.
-    throttled_now_and_at_begin: Option<(f64, f64)>,
+    /// Seconds for which CPU limits had throttled each of its cgroups when recording began.
+    throttled_at_begin: BTreeMap<PathBuf, f64>,
+    /// Seconds for which the limit of one of its cgroups has throttled it since then: the largest figure.
+    throttled_seconds: f64,
 }
 
 impl ProcessRecord {
@@ -71,12 +75,14 @@ impl ProcessRecord {
         }
     }
 
-    /// Sets for how many seconds the CPU limit of the cgroup has throttled threads since the cgroup was created.
-    pub fn set_throttled_seconds(&mut self, seconds: f64) {
-        let (_, begin) = self
-            .throttled_now_and_at_begin
-            .unwrap_or((seconds, seconds));
-        self.throttled_now_and_at_begin = Some((seconds, begin));
+    /// Sets for how many seconds the CPU limit of each of its cgroups has throttled threads since the cgroup was created.
+    pub fn set_throttled_seconds(&mut self, by_cgroup: BTreeMap<PathBuf, f64>) {
+        let mut largest: f64 = 0.0;
+        for (cgroup, seconds) in by_cgroup {
+            let begin = self.throttled_at_begin.entry(cgroup).or_insert(seconds);
+            largest = largest.max(seconds - *begin);
+        }
+        self.throttled_seconds = self.throttled_seconds.max(largest);
     }
 
     /// Adds the current state of the process.
@@ -88,7 +94,8 @@ impl ProcessRecord {
             Ordering::Greater => {
                 *self = Self {
                     first_seen_ns: process.first_seen_ns,
-                    throttled_now_and_at_begin: self.throttled_now_and_at_begin,
+                    throttled_at_begin: std::mem::take(&mut self.throttled_at_begin),
+                    throttled_seconds: self.throttled_seconds,
                     ..Self::default()
                 };
             }
@@ -99,9 +106,7 @@ impl ProcessRecord {
             None => report,
         };
         self.latest_report = report;
-        let throttled = self.throttled_now_and_at_begin;
-        self.latest_report.times.throttled_seconds =
-            throttled.map_or(0.0, |(now, begin)| now - begin);
+        self.latest_report.times.throttled_seconds = self.throttled_seconds;
         self.steps.add_new_steps(&process.steps);
         let ended_ns_ago = (1e9 * process.ended_seconds_ago.unwrap_or(0.0)) as u64;
         let mut sample = RecordSample {
@@ -294,8 +299,12 @@ mod tests {
     #[test]
     fn throttling_counts_from_the_begin_of_the_record() {
         let mut record = ProcessRecord::default();
+        // A cgroup above was throttled for longer, but not since the record began.
         for (seconds, throttled) in [(1, 50.0), (2, 50.5), (3, 52.0)] {
-            record.set_throttled_seconds(throttled);
+            let cgroups = [("/job", throttled), ("/", 500.0)];
+            record.set_throttled_seconds(
+                cgroups.map(|(path, seconds)| (path.into(), seconds)).into(),
+            );
             let process = process_with_steps(1, seconds, seconds as f64);
             record.add_sample(&process, 1_000_000_000 * seconds);
         }

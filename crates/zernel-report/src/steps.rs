@@ -23,6 +23,8 @@ pub(crate) struct StepLog {
     ran_before_attach: bool,
     has_gaps: bool,
     is_thinned: bool,
+    /// Whether its first steps are missing, so that nothing shows whether they were slow.
+    lacks_first: bool,
     steps: Vec<Step>,
 }
 
@@ -99,6 +101,11 @@ impl StepLog {
         }
         let new = usize::try_from(steps.count - self.count).unwrap_or(usize::MAX);
         let known = steps.recent.len().saturating_sub(new);
+        // A snapshot has the latest steps only, and one through the daemon fewer of them.
+        if new > steps.recent.len() {
+            self.is_thinned = true;
+            self.lacks_first |= self.steps.is_empty();
+        }
         self.steps.extend_from_slice(&steps.recent[known..]);
         self.count = steps.count;
         self.has_gaps = steps.gaps > 0;
@@ -122,6 +129,7 @@ impl StepLog {
                 self.steps.drain(..cut);
                 StepSummary::from_later_steps(&self.steps, boundary)?
             }
+            false if self.lacks_first => StepSummary::from_later_steps(&self.steps, boundary)?,
             false => StepSummary::from_whole_run(&self.steps, boundary)?,
         };
         if summary.steps < MIN_TRAINING_STEPS {
@@ -206,6 +214,40 @@ mod tests {
         // After a restart of the detection, the steps before do not count.
         log.add_new_steps(&step_snapshot(4, 1, 30..33));
         assert_eq!(log.steps, step_snapshot(0, 0, 30..33).recent);
+    }
+
+    /// Through the daemon, a snapshot may lack most steps of a fast loop.
+    #[test]
+    fn missing_steps_are_reported() {
+        let report = |snapshots: &[StepSnapshot]| {
+            let mut log = StepLog::default();
+            snapshots.iter().for_each(|steps| log.add_new_steps(steps));
+            let (report, _, _) = log.into_report().expect("steps");
+            (report.count, report.warm_up, report.thinned)
+        };
+        let mut first = step_snapshot(8, 0, 0..8);
+        first.recent[0].begin_ns = 0;
+        first.recent[0].end_ns = 1000;
+        first.recent[1..].iter_mut().for_each(|step| {
+            step.begin_ns = 990 + step.begin_ns / 100;
+            step.end_ns = 990 + step.end_ns / 100;
+        });
+        let mut late = first.clone();
+        late.count = 20;
+        assert_eq!(report(&[first.clone()]), (8, 1, false));
+        assert_eq!(report(&[late]), (20, 0, true));
+        let mut next = step_snapshot(30, 0, 0..8);
+        next.recent = first
+            .recent
+            .iter()
+            .copied()
+            .map(|mut step| {
+                step.begin_ns += 10_000;
+                step.end_ns += 10_000;
+                step
+            })
+            .collect();
+        assert!(report(&[first, next]).2);
     }
 
     #[test]

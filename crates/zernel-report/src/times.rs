@@ -157,6 +157,8 @@ pub(crate) struct RankTimes {
     pub(crate) compile: f64,
     /// In phase NcclCollective, or in waits for peers if those are longer.
     pub(crate) communication: f64,
+    /// Index of the first rank of its group. Ranks of one group may wait for each other in collectives.
+    pub(crate) collective_group: usize,
     /// In calls that wait for the GPU.
     pub(crate) gpu_waits: f64,
     /// The part of `gpu_waits` in which only collectives were pending.
@@ -191,6 +193,8 @@ pub(crate) struct RankTimes {
     pub(crate) gpu_busy: Option<f64>,
     /// Whether nothing shows that it trains: no backward pass, no optimizer step, no reduction of gradients.
     pub(crate) only_infers: bool,
+    /// Whether most bytes of its collectives gather or scatter shards, as those of a model that is split among ranks.
+    pub(crate) shards_model: bool,
     /// Whether it uses a GPU and has no loaders, and nothing shows machine learning.
     pub(crate) uses_gpu_without_ml: bool,
     /// Whether it maps `PyTorch`.
@@ -237,6 +241,7 @@ impl RankTimes {
             has_few_steps_after_warm_up: steps.is_some_and(StepReport::has_few_steps_after_warm_up),
             compile: times.awaited_compile_seconds(),
             communication: times.communication_seconds(),
+            collective_group: collective_group(rank, ranks),
             gpu_waits: times.gpu_wait_seconds,
             peer_waits: times.peer_wait_seconds,
             until_sync: until_sync.fold(0.0, f64::max),
@@ -254,6 +259,7 @@ impl RankTimes {
             throttled: times.throttled_seconds,
             gpu_busy: times.gpu_busy_seconds,
             only_infers: rank.only_infers(),
+            shards_model: rank.shards_model(),
             uses_gpu_without_ml: rank.uses_gpu_without_ml() && loaders == 0.0,
             maps_torch: rank.maps_torch(),
             uses_framework_other_than_torch: rank.uses_framework_other_than_torch(),
@@ -263,6 +269,15 @@ impl RankTimes {
             loaders_fill_cpus: loaders >= cpu_count(rank, ranks),
         }
     }
+}
+
+/// Index of the first rank with which a rank may call collectives: a rank of the same job that calls NCCL too, or that
+/// does not either. A process that only evaluates waits for nobody, and nobody for it.
+fn collective_group(rank: &ProcessReport, ranks: &[ProcessReport]) -> usize {
+    let calls_nccl = |rank: &ProcessReport| !rank.collectives.is_empty();
+    let is_peer =
+        |other: &ProcessReport| other.job == rank.job && calls_nccl(other) == calls_nccl(rank);
+    ranks.iter().position(is_peer).unwrap_or(0)
 }
 
 /// Busy share of the busiest loader of a rank. `None`: it has no loaders.
@@ -348,6 +363,8 @@ pub(crate) struct RankTimeParts {
     pub(crate) host_work_ahead_of_gpu: f64,
     /// Busy share of its GPUs. `None`: NVML reports no utilization.
     pub(crate) gpu_busy_share: Option<f64>,
+    /// Time in which its GPUs were busy. `None`: NVML reports no utilization.
+    pub(crate) gpu_busy: Option<f64>,
     /// Time in which its GPUs were idle. `None`: NVML reports no utilization.
     pub(crate) gpu_idle: Option<f64>,
     /// Number of launches, and of calls that wait for the GPU.
@@ -355,6 +372,8 @@ pub(crate) struct RankTimeParts {
     pub(crate) gpu_wait_calls: f64,
     /// Whether nothing shows that it trains.
     pub(crate) only_infers: bool,
+    /// Whether most bytes of its collectives gather or scatter shards.
+    pub(crate) shards_model: bool,
     pub(crate) uses_framework_other_than_torch: bool,
     /// Warm-up: the first steps of the rank, which are not part of its time.
     pub(crate) warm_up: f64,
@@ -399,7 +418,7 @@ impl RankTimeParts {
         let delay = remaining.take_at_most(rank.run_delay);
         let uses_gpu = rank.launches > 0.0 || rank.gpu_waits > 0.0;
         // Without a GPU almost all time is in phase Unknown, although the CPU time is known.
-        let unknown = if uses_gpu { rank.unknown } else { 0.0 };
+        let unknown = if uses_gpu { rank.unknown } else { rank.compile };
         // A thread may spin while it waits. A wait above has taken that time already.
         let host = remaining.take_at_most((remaining.0 - unknown).min(rank.training_cpu));
         let other_threads = remaining.take_at_most((remaining.0 - unknown).min(rank.other_cpu));
@@ -432,6 +451,7 @@ impl RankTimeParts {
         parts.loader_cpu_delay = loader_cpu_delay;
         parts.host_work_ahead_of_gpu = host_work_ahead_of_gpu;
         parts.gpu_busy_share = rank.gpu_busy.map(|busy| busy / wall.max(f64::EPSILON));
+        parts.gpu_busy = rank.gpu_busy;
         parts.gpu_idle = gpu_idle;
         parts.uses_gpu = uses_gpu;
         parts.gpu_waits_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);
@@ -444,6 +464,7 @@ impl RankTimeParts {
             launches: rank.launches,
             gpu_wait_calls: rank.gpu_wait_calls,
             only_infers: rank.only_infers,
+            shards_model: rank.shards_model,
             uses_framework_other_than_torch: rank.uses_framework_other_than_torch,
             warm_up: rank.warm_up,
             loaders: rank.loaders,

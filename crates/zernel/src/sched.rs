@@ -36,16 +36,31 @@ pub(crate) struct Options {
     load_options: load_scheduler::LoadOptions,
     /// Print what the loaded scheduler does, a line every SECONDS. Needs no root
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..=3600))]
-    #[arg(conflicts_with_all = ["stats", "dry_run"])]
+    #[arg(conflicts_with_all = LOAD_OPTIONS, conflicts_with = "dry_run")]
     monitor: Option<u64>,
     /// Schedule nothing; count what would have been decided, until Ctrl-C
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = LOAD_OPTIONS)]
     dry_run: bool,
     #[command(flatten)]
     ab_options: ab::AbOptions,
     #[command(flatten)]
     dry_run_options: dry_run::DryRunOptions,
 }
+
+/// Options of the scheduler that is loaded. Other modes load none.
+const LOAD_OPTIONS: [&str; 11] = [
+    "slice_us",
+    "privilege",
+    "guarantee",
+    "lend",
+    "config",
+    "replace",
+    "without",
+    "gpu_nodes",
+    "restart",
+    "watchdog_ms",
+    "stats",
+];
 
 #[derive(Debug, Subcommand)]
 enum SchedCommand {

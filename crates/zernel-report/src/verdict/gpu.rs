@@ -11,7 +11,8 @@ pub(super) static RESOURCE: Resource = Resource {
     time_name: "waits for the GPU",
     parts: &[(TimePart::Gpu, "waiting for its GPU")],
     remedy: |_, _| FASTER_GPU_REMEDY,
-    max_savable_seconds: |_| f64::INFINITY,
+    // A GPU that took no time would save the time in which it was busy.
+    max_savable_seconds: |rank| rank.gpu_busy.unwrap_or(f64::INFINITY),
     next_steps: |_, _| Vec::new(),
     verdict: gpu_verdict,
 };
@@ -174,7 +175,10 @@ mod tests {
             gpu_waits: 40.0,
             ..has_gaps
         };
-        assert_eq!(json_bound_of(&judge_ranks(&[waits])), "gpu");
+        let verdict = judge_ranks(&[waits]);
+        assert_eq!(json_bound_of(&verdict), "gpu");
+        // The host work that counts as waiting would remain without the GPU's work.
+        assert_eq!(verdict.describe().at_most_seconds, Some(70.0));
         let waits_less = RankTimes {
             gpu_waits: 20.0,
             ..has_gaps

@@ -1,6 +1,6 @@
 //! The times of all ranks of a job, as the rules use them.
 
-use super::slowest::{SlowestRank, find_slowest_rank};
+use super::slowest::{SlowestRank, find_slowest_rank, peers_of_rank};
 use crate::times::{RankTimeParts, RankTimes, TimePart};
 
 /// Share of the time that ranks must wait for saturated loaders or for a straggler, so that this wait bounds the job.
@@ -23,7 +23,7 @@ impl<'a> JobTimes<'a> {
         let slowest = find_slowest_rank(ranks);
         let mut parts_with_waits_reassigned = parts.clone();
         if let Some(slowest) = slowest {
-            reassign_waits_for_slowest(&mut parts_with_waits_reassigned, slowest);
+            reassign_waits_for_slowest(ranks, &mut parts_with_waits_reassigned, slowest);
         }
         let total = TotalTime {
             ranks: ranks.len(),
@@ -41,11 +41,16 @@ impl<'a> JobTimes<'a> {
 }
 
 /// Counts waits for the slowest rank as the part that makes it slow.
-fn reassign_waits_for_slowest(parts: &mut [RankTimeParts], slowest: SlowestRank) {
+fn reassign_waits_for_slowest(
+    ranks: &[RankTimes],
+    parts: &mut [RankTimeParts],
+    slowest: SlowestRank,
+) {
     let Some(reason) = slowest.reason else { return };
     let least = parts[slowest.index].seconds_in(TimePart::Communication);
-    for rank in parts {
-        rank.reassign_communication(reason, rank.seconds_in(TimePart::Communication) - least);
+    for peer in peers_of_rank(ranks, slowest.index) {
+        let waited = parts[peer].seconds_in(TimePart::Communication) - least;
+        parts[peer].reassign_communication(reason, waited);
     }
 }
 

@@ -1,5 +1,7 @@
 //! The rank that the others wait for.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use super::resource::Resource;
@@ -39,9 +41,21 @@ impl SlowestRank {
 /// Finds the rank that waits least in collectives: peers that are ready wait for the one that is not. `None` if no rank
 /// waits longer by [`MIN_SHORTER_WAIT_SHARE`] of its time.
 pub(crate) fn find_slowest_rank(ranks: &[RankTimes]) -> Option<SlowestRank> {
+    let groups: BTreeSet<usize> = ranks.iter().map(|rank| rank.collective_group).collect();
+    let slowest = groups
+        .into_iter()
+        .filter_map(|group| slowest_rank_of_group(ranks, group));
+    slowest.max_by(|a, b| a.seconds.total_cmp(&b.seconds))
+}
+
+/// Finds the slowest of the ranks that may wait for each other.
+fn slowest_rank_of_group(ranks: &[RankTimes], group: usize) -> Option<SlowestRank> {
     let by_wait = |a: &&(usize, f64), b: &&(usize, f64)| a.1.total_cmp(&b.1);
-    let waits = ranks.iter().map(|rank| rank.communication);
-    let waits: Vec<(usize, f64)> = waits.enumerate().collect();
+    let members = ranks.iter().enumerate();
+    let waits: Vec<(usize, f64)> = members
+        .filter(|(_, rank)| rank.collective_group == group)
+        .map(|(index, rank)| (index, rank.communication))
+        .collect();
     let (index, least) = *waits.iter().min_by(by_wait)?;
     let (longest_index, most) = *waits.iter().max_by(by_wait)?;
     let seconds = most - least;
@@ -49,8 +63,8 @@ pub(crate) fn find_slowest_rank(ranks: &[RankTimes]) -> Option<SlowestRank> {
         return None;
     }
     let (reason, more_seconds) = part_with_largest_excess(ranks, index)?;
-    let peers = peers_of_rank(ranks, index).map(|peer| peer.compile);
-    let more_compile = ranks[index].compile - peers.sum::<f64>() / (ranks.len() - 1) as f64;
+    let more_compile =
+        ranks[index].compile - mean_of_peers(ranks, index, |peer| ranks[peer].compile);
     Some(SlowestRank {
         index,
         seconds,
@@ -71,8 +85,8 @@ fn part_with_largest_excess(ranks: &[RankTimes], index: usize) -> Option<(Option
         None => rank.wall - parts.total_seconds(),
     };
     let excess = |part: Option<TimePart>| {
-        let peers = peers_of_rank(&split, index).map(|peer| spent(part, peer));
-        spent(part, &split[index]) - peers.sum::<f64>() / (ranks.len() - 1) as f64
+        let of_peers = mean_of_peers(ranks, index, |peer| spent(part, &split[peer]));
+        spent(part, &split[index]) - of_peers
     };
     let parts = TimePart::ALL
         .into_iter()
@@ -82,10 +96,21 @@ fn part_with_largest_excess(ranks: &[RankTimes], index: usize) -> Option<(Option
     excesses.max_by(|(_, a), (_, b)| a.total_cmp(b))
 }
 
-/// All ranks except one.
-pub(super) fn peers_of_rank<T>(ranks: &[T], except: usize) -> impl Iterator<Item = &T> {
-    let ranks = ranks.iter().enumerate();
-    ranks.filter_map(move |(index, rank)| (index != except).then_some(rank))
+/// Indices of the other ranks that a rank may wait for in collectives.
+pub(super) fn peers_of_rank(ranks: &[RankTimes], index: usize) -> impl Iterator<Item = usize> {
+    let group = ranks[index].collective_group;
+    let is_peer = move |peer: &usize| *peer != index && ranks[*peer].collective_group == group;
+    (0..ranks.len()).filter(is_peer)
+}
+
+/// The mean of a figure over the peers of a rank that has at least one.
+pub(super) fn mean_of_peers(
+    ranks: &[RankTimes],
+    index: usize,
+    figure: impl Fn(usize) -> f64,
+) -> f64 {
+    let peers: Vec<f64> = peers_of_rank(ranks, index).map(figure).collect();
+    peers.iter().sum::<f64>() / peers.len() as f64
 }
 
 #[cfg(test)]
@@ -145,5 +170,26 @@ mod tests {
         );
         assert_eq!(find_slowest_rank(&[rank_waiting_for_gpu()]), None);
         assert_eq!(find_slowest_rank(&[]), None);
+    }
+
+    /// A process beside the training, which evaluates the model or trains another one, keeps no rank waiting.
+    #[test]
+    fn a_process_without_peers_is_not_the_slowest_rank() {
+        let alone = RankTimes {
+            communication: 0.0,
+            collective_group: 3,
+            ..rank_waiting_for_gpu()
+        };
+        let peer = rank_waiting_for_peer();
+        assert_eq!(find_slowest_rank(&[peer, peer, peer, alone]), None);
+        let verdict = judge_ranks(&[peer, peer, peer, alone]);
+        assert_eq!(json_bound_of(&verdict), "communication");
+        // The slowest rank of another group of ranks is found beside it.
+        let slow = RankTimes {
+            collective_group: 0,
+            ..alone
+        };
+        let found = find_slowest_rank(&[peer, slow, peer, alone]).unwrap();
+        assert_eq!((found.index, found.seconds), (1, 50.0));
     }
 }

@@ -4,7 +4,7 @@ use std::slice;
 
 use super::job::{BOUNDING_WAIT_SHARE, JobTimes, TotalTime};
 use super::resource::Resource;
-use super::slowest::{SlowestRank, peers_of_rank};
+use super::slowest::{SlowestRank, mean_of_peers, peers_of_rank};
 use super::{Verdict, VerdictDescription, input};
 use crate::times::{RankTimeParts, RankTimes, TimePart};
 
@@ -31,11 +31,11 @@ pub(crate) struct Straggler {
 pub(super) fn judge_straggler(job: &JobTimes) -> Option<Verdict> {
     let slowest = job.slowest?;
     let (ranks, parts) = (job.ranks, &job.parts);
-    let count = (ranks.len() - 1) as f64;
+    let count = peers_of_rank(ranks, slowest.index).count() as f64;
     let peer_mean = |measure: &dyn Fn(&RankTimes, &RankTimeParts) -> f64| {
-        let both: Vec<(&RankTimes, &RankTimeParts)> = ranks.iter().zip(parts).collect();
-        let peers = peers_of_rank(&both, slowest.index).map(|(rank, parts)| measure(rank, parts));
-        peers.sum::<f64>() / count
+        mean_of_peers(ranks, slowest.index, |peer| {
+            measure(&ranks[peer], &parts[peer])
+        })
     };
     let slow = &parts[slowest.index];
     let least = slow.seconds_in(TimePart::Communication);

@@ -53,6 +53,7 @@ pub(super) struct TestOptions {
     sched: String,
     /// Seeds 1 to N of each scenario
     #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     #[command(flatten)]
     common: CommonOptions,

@@ -1,15 +1,16 @@
 //! How long the CPU limit of a cgroup has made threads wait.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where cgroup file systems are mounted.
 const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 
-/// Seconds for which the CPU limits above a process have throttled its cgroup, summed over CPUs. `None` if the cgroup does
-/// not count throttled time.
-pub(super) fn throttled_seconds(pid: u32) -> Option<f64> {
-    let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+/// Seconds for which the CPU limit of each cgroup of a process has throttled it, summed over CPUs: of its own and of those
+/// above. A cgroup that does not count throttled time is left out.
+pub(super) fn throttled_seconds_by_cgroup(pid: u32) -> BTreeMap<PathBuf, f64> {
+    let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let folders = cgroups.lines().filter_map(cgroup_folder);
     let accounts = folders.flat_map(|folder| {
         // A limit of any cgroup above throttles too.
@@ -18,10 +19,11 @@ pub(super) fn throttled_seconds(pid: u32) -> Option<f64> {
             .into_iter()
             .take_while(|path| path.starts_with(CGROUP_MOUNT));
         inside.filter_map(|path| {
-            throttled_seconds_in(&fs::read_to_string(path.join("cpu.stat")).ok()?)
+            let statistics = fs::read_to_string(path.join("cpu.stat")).ok()?;
+            Some((path, throttled_seconds_in(&statistics)?))
         })
     });
-    accounts.reduce(f64::max)
+    accounts.collect()
 }
 
 /// The folder of a cgroup with CPU limits, from a line of `/proc/PID/cgroup`: `0::/path` for version 2, or

@@ -14,7 +14,7 @@ use zernel_ebpf::observer::{Observer, ObserverOptions, ObserverThread};
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 use zernel_report::{Observation, ProcessRecord};
 
-use super::cpu_limit::throttled_seconds;
+use super::cpu_limit::throttled_seconds_by_cgroup;
 use crate::daemon_client::DaemonSocket;
 
 /// Time between snapshots. The parents of a process with a shorter life may stay unknown.
@@ -237,10 +237,8 @@ impl RunRecording {
             }
             RecordedRoot::RunningProcess(_) => ProcessRecord::for_running_process(process),
         });
-        if process.is_trainer()
-            && let Some(seconds) = throttled_seconds(process.pid)
-        {
-            record.set_throttled_seconds(seconds);
+        if process.is_trainer() {
+            record.set_throttled_seconds(throttled_seconds_by_cgroup(process.pid));
         }
         record.add_sample(process, now_ns);
         // The affinity is read again for each snapshot, because a process can change it at any time.

@@ -66,7 +66,7 @@ impl RunningCommand {
     pub(crate) fn spawn(
         command: &[OsString],
         caller: Option<&SudoCaller>,
-        signals: CaughtSignals,
+        mut signals: CaughtSignals,
     ) -> Result<Self, SpawnError> {
         let [program, arguments @ ..] = command else {
             let command = String::new();
@@ -87,11 +87,12 @@ impl RunningCommand {
             caller.run_command_as_caller(&mut command);
         }
         let cpu_time_before_start = ChildrenCpuTime::of_reaped_children();
+        let early: Vec<i32> = signals.0.pending().map(|origin| origin.signal).collect();
         let child = command.spawn().map_err(failed)?;
         let pid = Pid::from_child(&child);
         Ok(Self {
             pid,
-            signal_forwarder: forward_signals(signals.0, pid).map_err(failed)?,
+            signal_forwarder: forward_signals(signals.0, early, pid).map_err(failed)?,
             cpu_time_before_start,
         })
     }
@@ -129,9 +130,20 @@ fn forwarded_signals_not_ignored() -> Vec<i32> {
     signals
 }
 
-/// Forwards caught signals to the command until the handle is closed.
-fn forward_signals(mut signals: SignalsInfo<WithOrigin>, pid: Pid) -> io::Result<Handle> {
+/// Forwards caught signals to the command until the handle is closed, and first the early ones, which came before it
+/// started.
+fn forward_signals(
+    mut signals: SignalsInfo<WithOrigin>,
+    early: Vec<i32>,
+    pid: Pid,
+) -> io::Result<Handle> {
     let child = pidfd_open(pid, PidfdFlags::empty())?;
+    let send = move |signal: i32| {
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            let _ = pidfd_send_signal(&child, signal);
+        }
+    };
+    early.into_iter().for_each(&send);
     let handle = signals.handle();
     thread::spawn(move || {
         for origin in signals.forever() {
@@ -139,9 +151,7 @@ fn forward_signals(mut signals: SignalsInfo<WithOrigin>, pid: Pid) -> io::Result
             if matches!(origin.cause, Cause::Kernel) {
                 continue;
             }
-            if let Some(signal) = Signal::from_named_raw(origin.signal) {
-                let _ = pidfd_send_signal(&child, signal);
-            }
+            send(origin.signal);
         }
     });
     Ok(handle)

@@ -45,7 +45,7 @@ pub(crate) struct AbOptions {
     /// TIME. The comparison stops early if a sign test over the pairs shows that the scheduler is worse, and then exits
     /// with 3.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    #[arg(conflicts_with_all = ["stats", "restart", "monitor", "dry_run", "config", "watchdog_ms", "without", "replace"])]
+    #[arg(conflicts_with_all = ["stats", "restart", "monitor", "dry_run", "config", "watchdog_ms", "without", "replace", "gpu_nodes"])]
     pub(super) ab: Option<Duration>,
     /// Length of a block of --ab [default: a 40th of its TIME, at least 5s]
     #[arg(long, value_name = "TIME", value_parser = parse_block_length, requires = "ab")]
