@@ -101,10 +101,12 @@ impl StepLog {
         }
         let new = usize::try_from(steps.count - self.count).unwrap_or(usize::MAX);
         let known = steps.recent.len().saturating_sub(new);
-        // A snapshot has the latest steps only, and one through the daemon fewer of them.
-        if new > steps.recent.len() {
+        // A snapshot has the latest steps only, and one through the daemon fewer of them. The call that begins the
+        // first step counts as one.
+        let is_first = self.steps.is_empty();
+        if new > steps.recent.len() + usize::from(is_first) {
             self.is_thinned = true;
-            self.lacks_first |= self.steps.is_empty();
+            self.lacks_first |= is_first;
         }
         self.steps.extend_from_slice(&steps.recent[known..]);
         self.count = steps.count;
@@ -237,16 +239,10 @@ mod tests {
         assert_eq!(report(&[first.clone()]), (8, 1, false));
         assert_eq!(report(&[late]), (20, 0, true));
         let mut next = step_snapshot(30, 0, 0..8);
-        next.recent = first
-            .recent
-            .iter()
-            .copied()
-            .map(|mut step| {
-                step.begin_ns += 10_000;
-                step.end_ns += 10_000;
-                step
-            })
-            .collect();
+        for step in &mut next.recent {
+            step.begin_ns += 10_000;
+            step.end_ns += 10_000;
+        }
         assert!(report(&[first, next]).2);
     }
 
