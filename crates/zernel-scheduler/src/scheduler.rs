@@ -13,6 +13,7 @@ use libbpf_rs::btf::types::Struct;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use thiserror::Error;
 pub use zernel_model::scheduler::SchedCounters;
+use zernel_phase::shared::layout_hash;
 
 use crate::cache_topology::CacheTopology;
 use crate::cgroup_limits::{CGROUP_ROOT, CgroupCpuLimit, LimitsByCgroupId, read_cpu_limits};
@@ -283,6 +284,7 @@ fn configure_object(
     target_settings.watchdog_ns = watchdog.as_nanos() as u64;
     target_settings.guarantee_percent = settings.guarantee_percent;
     target_settings.lends = u32::from(settings.lends);
+    target_settings.layout_hash = layout_hash();
     (target_settings.privilege, target_settings.privileged_id) = settings.privilege.kind_and_id();
     let may_privilege = settings.may_privilege || settings.privilege != Privilege::Nobody;
     target_settings.may_privilege = u32::from(may_privilege);

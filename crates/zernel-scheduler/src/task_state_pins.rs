@@ -61,7 +61,7 @@ impl TaskStatePins {
 
     /// Removes the pins of this scheduler, unless an observer uses them: it removes them when it ends.
     pub(crate) fn remove_own_pins(&self, heartbeats_map: &impl MapCore) {
-        if is_observer_alive(heartbeats_map) {
+        if live_heartbeat(heartbeats_map).is_some() {
             return;
         }
         for path in &self.own_pins {
@@ -93,10 +93,16 @@ fn pin_map_if_missing(map: &mut MapMut<'_>, path: &Path) -> Result<bool, libbpf_
     }
 }
 
-/// Whether an observer writes the maps.
+/// Whether an observer writes the task states that this scheduler reads. One with another layout writes another map.
 pub(crate) fn is_observer_alive(heartbeats_map: &impl MapCore) -> bool {
+    let heartbeat = live_heartbeat(heartbeats_map);
+    heartbeat.is_some_and(|heartbeat| heartbeat.layout_hash == layout_hash())
+}
+
+/// The heartbeat of a running observer.
+fn live_heartbeat(heartbeats_map: &impl MapCore) -> Option<Heartbeat> {
     let value = heartbeats_map.lookup(&HEART_OBSERVER.to_ne_bytes(), MapFlags::ANY);
     let heartbeat = value.ok().flatten();
     let heartbeat = heartbeat.and_then(|value| Some(Heartbeat::read_from_prefix(&value).ok()?.0));
-    heartbeat.is_some_and(|heartbeat| heartbeat.is_alive(monotonic_ns()))
+    heartbeat.filter(|heartbeat| heartbeat.is_alive(monotonic_ns()))
 }

@@ -4,9 +4,11 @@
  * change while it waits: beside a task of great weight the clock slows down, and a task that was ahead of
  * it a little would wait for minutes. The kernel's watchdog ejects a scheduler that lets a task wait.
  * So a timer looks at the waiting tasks. One that has waited for longer than MAX_LEAD_NS goes to
- * the front of its queue. Weights are not exact then. Critical threads wait in the order in which they
- * came, so nothing is moved there: see critical_vtime. A thread of the observer goes to the front after
- * MIN_LONG_WAIT_NS: its heart beats five times a second, and without a beat for a second nobody has a rank.
+ * the front of its queue; beside tasks that may be critical, one that has waited for longer than the guarantee
+ * allows (max_fair_wait_ns). Weights are not exact then. The front is a place and no credit: when the task runs, it is
+ * no further behind than before. Critical threads wait in the order in which they came, so nothing is moved there: see
+ * critical_vtime. A thread of the observer may wait for MIN_LONG_WAIT_NS: its heart beats five times a second, and
+ * without a beat for a second nobody has a rank.
  */
 #ifndef ZERNEL_SCHED_AGING_H
 #define ZERNEL_SCHED_AGING_H
@@ -27,16 +29,17 @@ struct {
 /* Whether a task has waited for too long and is not at the front yet. */
 static bool must_age(const struct task_struct *p, const struct task *task, __u64 front, __u64 now_ns)
 {
-	return has_waited(task, is_observer(p) ? MIN_LONG_WAIT_NS : MAX_LEAD_NS, now_ns) &&
-	       is_before(front, p->scx.dsq_vtime);
+	__u64 max_wait_ns = settings.privilege == PRIVILEGE_NOBODY ? MAX_LEAD_NS : max_fair_wait_ns(p, task);
+
+	return has_waited(task, max_wait_ns, now_ns) && is_before(front, p->scx.dsq_vtime);
 }
 
 /* Moves the tasks of a queue that have waited for too long to its front. */
 __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 {
 	struct bpf_iter_scx_dsq it;
-	const struct task *task;
 	struct task_struct *p;
+	struct task *task;
 	__u64 front;
 
 	if (!scx_bpf_dsq_nr_queued(queue))
@@ -53,6 +56,9 @@ __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 			front = front_vtime(task, is_observer(p) ? MAX_LEAD_NS : 0);
 			if (!must_age(p, task, front, now_ns))
 				continue;
+			/* Of several moves the first one knows. */
+			if (!task->vtime_before_aging)
+				task->vtime_before_aging = p->scx.dsq_vtime;
 			scx_bpf_dsq_move_set_vtime(&it, front);
 			if (scx_bpf_dsq_move_vtime(&it, p, queue, 0))
 				counters.aged++;

@@ -154,8 +154,11 @@ static __u32 create_cgroup_node(struct cgroup *cgroup, __u32 weight)
 
 	if (cgroup->level <= 0)
 		return ROOT_CGROUP_INDEX;
-	if (bpf_map_pop_elem(&free_cgroup_nodes, &index))
-		index = __sync_fetch_and_add(&used_cgroup_nodes, 1);
+	/* Before Linux 6.19 a task may still run after its cgroup was deleted, and count there. So an index is used again
+	 * as late as possible. */
+	index = used_cgroup_nodes < MAX_CGROUPS ? __sync_fetch_and_add(&used_cgroup_nodes, 1) : MAX_CGROUPS;
+	if (index >= MAX_CGROUPS && bpf_map_pop_elem(&free_cgroup_nodes, &index))
+		return ROOT_CGROUP_INDEX;
 	node = cgroup_node_at(index);
 	if (!node)
 		return ROOT_CGROUP_INDEX;
@@ -173,6 +176,21 @@ static __u32 create_cgroup_node(struct cgroup *cgroup, __u32 weight)
 	return index;
 }
 
+/* Takes the weight of a deleted cgroup back from its parent. A task that still runs there weighs nothing for the
+ * parent, also when it ends. */
+static void settle_weight_at_parent(__u32 index)
+{
+	struct cgroup_node *node = cgroup_node_at(index);
+	__s64 difference;
+
+	if (!node)
+		return;
+	node->weight = 0;
+	difference = update_weight_at_parent(node, 0);
+	if (difference)
+		add_runnable_weight(node->parent, difference);
+}
+
 static void delete_cgroup_node(struct cgroup *cgroup)
 {
 	__u64 id = cgroup->kn->id;
@@ -181,6 +199,7 @@ static void delete_cgroup_node(struct cgroup *cgroup)
 	if (index == ROOT_CGROUP_INDEX)
 		return;
 	bpf_map_delete_elem(&node_of_cgroup, &id);
+	settle_weight_at_parent(index);
 	/* The index will be that of another cgroup. */
 	if (index == privileged_cgroup_node)
 		privileged_cgroup_node = NO_CGROUP_NODE;

@@ -10,5 +10,7 @@ struct counters counters = {};
 struct ending ending = {};
 /* Time that tasks ran on CPUs that others lent them. */
 __u64 lent_ns = 0;
+/* How many CPUs are online. */
+static __u32 online_cpus = 1;
 
 #endif

@@ -38,10 +38,11 @@ static __u32 numa_node_of_tasks_gpu(struct task_struct *p)
 static __s32 allowed_cpu_of_numa_node(const struct task_struct *p, __u32 node)
 {
 	__u32 first = settings.first_cpu_of_node[node], count = settings.cpu_count_of_node[node], step;
+	__u32 candidates = count < NUMA_CPU_CANDIDATES ? count : NUMA_CPU_CANDIDATES;
 
-	for (step = 0; step < NUMA_CPU_CANDIDATES && step < count; step++) {
+	for (step = 0; step < candidates; step++) {
 		/* Spread over the node: the first CPUs are often reserved for other work. */
-		__u32 index = first + step * count / NUMA_CPU_CANDIDATES;
+		__u32 index = first + step * count / candidates;
 		__u32 cpu = settings.cpus_by_node[index & (MAX_CPUS - 1)];
 
 		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))

@@ -37,7 +37,7 @@
 static void add_guaranteed_time(__u64 now_ns)
 {
 	__u64 before_ns = promised_up_to_ns;
-	__s64 largest_ns = settings.slice_ns * settings.cpu_count;
+	__s64 largest_ns = settings.slice_ns * online_cpus;
 	__s64 elapsed_ns = now_ns - before_ns, wanted_ns;
 	__u64 guaranteed_ns;
 
@@ -45,7 +45,7 @@ static void add_guaranteed_time(__u64 now_ns)
 	    !__sync_bool_compare_and_swap(&promised_up_to_ns, before_ns, now_ns) ||
 	    elapsed_ns >= (__s64)SECOND_NS)
 		return;
-	guaranteed_ns = (__u64)elapsed_ns * settings.cpu_count * settings.guarantee_percent / 100;
+	guaranteed_ns = (__u64)elapsed_ns * online_cpus * settings.guarantee_percent / 100;
 	wanted_ns = promised_ordinary_ns - elapsed_ns * ordinary_cpus;
 	if (ordinary_weight > 0 && root_active_weight > 0)
 		wanted_ns += guaranteed_ns * (__u64)ordinary_weight / (__u64)root_active_weight;
@@ -89,8 +89,7 @@ static void advance_promised_vtime(struct clock *clock, __u64 now_ns, __s64 weig
 	    !__sync_bool_compare_and_swap(&clock->promised_up_to_ns, before_ns, now_ns))
 		return;
 	if (weight > 0 && elapsed_ns < (__s64)SECOND_NS)
-		clock->promised_vtime += (__u64)elapsed_ns * settings.cpu_count * settings.guarantee_percent /
-				   weight;
+		clock->promised_vtime += (__u64)elapsed_ns * online_cpus * settings.guarantee_percent / weight;
 	/* What others got beyond the promise is no credit. */
 	if (is_before(clock->promised_vtime, clock->now))
 		clock->promised_vtime = clock->now;
@@ -122,20 +121,17 @@ static bool must_run_ordinary_task(const struct cpu *cpu)
 	return promised_ordinary_ns >= (others + 1) * (__s64)settings.slice_ns;
 }
 
-/* Whether the ordinary tasks that are pinned to a CPU have lost too much. They can get no more than
- * their CPU, nor more than they would get elsewhere. A pinned task that goes first loses nothing. */
+/* Whether the ordinary tasks that are pinned to a CPU have lost too much. A pinned task that goes first loses nothing. */
 static bool pinned_lost_too_much(__u32 number, __u64 now_ns)
 {
 	struct cpu *cpu = cpu_at(number);
-	__s64 here = cpu->pinned_weight * settings.cpu_count;
-	__s64 everywhere = root_active_weight;
 	bool runs_ordinary = cpu->runs_pinned && cpu->rank == RANK_ORDINARY;
 
 	if (!runs_ordinary && !scx_bpf_dsq_nr_queued(CPU_QUEUE(number))) {
 		reset_promised_vtime(cpu, now_ns);
 		return false;
 	}
-	advance_promised_vtime(&cpu->pinned_clock, now_ns, here > everywhere ? here : everywhere);
+	advance_promised_vtime(&cpu->pinned_clock, now_ns, weight_beside_pinned_tasks(cpu));
 	return (__s64)(cpu->pinned_clock.promised_vtime - cpu->pinned_clock.now) >= max_tolerated_loss_vtime();
 }
 
@@ -145,57 +141,33 @@ static bool is_far_behind(__u64 vtime, __u64 other)
 	return (__s64)(other - vtime) >= 3 * max_tolerated_loss_vtime();
 }
 
-/* How long a task waits in a queue that this many CPUs serve, at most: for two rounds in which each
- * runnable task gets a slice of the guaranteed time. */
-static __u64 max_fair_wait_ns(__u64 queue, __u64 cpus)
+static bool has_waited_too_long(const struct first_task *first, __u64 now_ns)
 {
-	__u64 runnable = cpus + scx_bpf_dsq_nr_queued(queue) +
-			 scx_bpf_dsq_nr_queued(RANK_QUEUE(queue, RANK_FEED)) +
-			 scx_bpf_dsq_nr_queued(RANK_QUEUE(queue, RANK_CRITICAL));
-	__u64 guaranteed_percent = cpus * (settings.guarantee_percent ?: 1);
-	__u64 wait_ns = 2 * runnable * settings.slice_ns * 100 / (guaranteed_percent ?: 1);
-
-	/* The watchdog's time bounds all waits. */
-	if (wait_ns > MAX_LEAD_NS)
-		wait_ns = MAX_LEAD_NS;
-	return wait_ns > MIN_LONG_WAIT_NS ? wait_ns : MIN_LONG_WAIT_NS;
-}
-
-static bool has_waited_too_long(const struct first_task *first, __u64 queue, __u64 cpus,
-				__u64 now_ns)
-{
-	__s64 waited_ns = now_ns - first->runnable_ns;
-
-	return waited_ns > (__s64)MIN_LONG_WAIT_NS &&
-	       (first->is_observer || waited_ns > (__s64)max_fair_wait_ns(queue, cpus));
+	return (__s64)(now_ns - first->runnable_ns) > (__s64)first->max_wait_ns;
 }
 
 /* Whether the first task of this rank in a queue has waited for too long. */
-static bool first_waits_too_long(__u64 queue, enum rank rank, __u32 number, __u64 cpus,
-				 __u64 now_ns)
+static bool first_waits_too_long(__u64 queue, enum rank rank, __u32 number, __u64 now_ns)
 {
 	struct first_task first = {};
 
 	return find_first_task_for_cpu(RANK_QUEUE(queue, rank), number, &first) &&
-	       has_waited_too_long(&first, queue, cpus, now_ns);
+	       has_waited_too_long(&first, now_ns);
 }
 
 /* Whether the first ordinary task that a CPU could run has lost too much by itself, or whether that
  * task or the first loader has waited for too long. */
 static bool first_ordinary_lost_too_much(__u32 number, __u64 now_ns)
 {
-	__u64 cpus_of_llc = settings.cpu_count / (settings.llc_count ?: 1) ?: 1;
 	__u64 queue = LLC_QUEUE(llc_of(number));
 	struct cpu *cpu = cpu_at(number);
 	struct first_task first = {};
 	bool found = find_first_task_for_cpu(queue, number, &first);
 
-	cpu->loader_waits_too_long = first_waits_too_long(queue, RANK_FEED, number, cpus_of_llc, now_ns) ||
-			     first_waits_too_long(CPU_QUEUE(number), RANK_FEED, number, 1, now_ns);
-	cpu->task_waits_too_long =
-		cpu->loader_waits_too_long ||
-		(found && has_waited_too_long(&first, queue, cpus_of_llc, now_ns)) ||
-		first_waits_too_long(CPU_QUEUE(number), RANK_ORDINARY, number, 1, now_ns);
+	cpu->loader_waits_too_long = first_waits_too_long(queue, RANK_FEED, number, now_ns) ||
+			     first_waits_too_long(CPU_QUEUE(number), RANK_FEED, number, now_ns);
+	cpu->task_waits_too_long = cpu->loader_waits_too_long || (found && has_waited_too_long(&first, now_ns)) ||
+				   first_waits_too_long(CPU_QUEUE(number), RANK_ORDINARY, number, now_ns);
 	return cpu->task_waits_too_long || (found && is_far_behind(first.vtime, shared_clock.now));
 }
 
@@ -216,10 +188,7 @@ static void set_running_rank(struct cpu *cpu, enum rank rank, bool is_busy, __u6
 static bool may_go_first(__u32 number, __u64 now_ns)
 {
 	add_guaranteed_time(now_ns);
-	if (!must_run_ordinary_task(cpu_at(number)) && !pinned_lost_too_much(number, now_ns))
-		return true;
-	counters.guarantee_hits++;
-	return false;
+	return !must_run_ordinary_task(cpu_at(number)) && !pinned_lost_too_much(number, now_ns);
 }
 
 #endif

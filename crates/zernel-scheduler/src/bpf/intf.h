@@ -48,6 +48,7 @@ struct settings {
 	__u32 lends; /* threads that spin until the GPU is done lend their CPU */
 	__u32 may_privilege; /* tasks are privileged, or may become so while the scheduler runs */
 	__u32 privileged_process; /* its pid; 0: none */
+	__u32 layout_hash; /* of the task states that this program reads */
 	__u32 enabled_policies; /* enum policy_part */
 	__u64 watchdog_ns; /* the kernel ejects a scheduler that lets a task wait for this long */
 	__u32 cpu_count; /* numbers of possible CPUs are below this */

@@ -208,6 +208,9 @@ static bool begin_loan(struct task_struct *prev, const struct task *task, __u32 
 		return false;
 	update_ordinary_task_waits(now_ns);
 	add_guaranteed_time(now_ns);
+	/* The usual order serves tasks that lost too much, or waited for too long. Turns would put it off for ever. */
+	if (first_ordinary_lost_too_much(number, now_ns) || pinned_lost_too_much(number, now_ns))
+		return false;
 	if (!(!must_run_ordinary_task(cpu) && dispatch_task_of_rank(number, RANK_FEED)) && !dispatch_task_of_rank(number, RANK_ORDINARY))
 		return false;
 	counters.lent++;

@@ -217,21 +217,28 @@ static bool dispatch_by_rank(struct task_struct *prev, struct task *task, __s32 
 			__u64 now_ns)
 {
 	bool is_loader = task && rank == RANK_FEED;
+	bool critical_waits, loader_waits;
 
 	if (prev && !task)
 		raise_siblings(prev, cpu, now_ns);
 	update_ordinary_task_waits(now_ns);
 	if (first_ordinary_lost_too_much(cpu, now_ns))
 		return dispatch_overdue_loader(cpu);
-	if ((rank == RANK_CRITICAL || queued_of_rank(cpu, RANK_CRITICAL)) && may_go_first(cpu, now_ns)) {
-		if (dispatch_task_of_rank(cpu, RANK_CRITICAL))
-			return true;
-		if (task && rank == RANK_CRITICAL) {
-			counters.critical_kept++;
-			return keep_running_by_rank(prev, task, cpu, rank, now_ns);
-		}
+	critical_waits = rank == RANK_CRITICAL || queued_of_rank(cpu, RANK_CRITICAL);
+	loader_waits = is_loader || queued_of_rank(cpu, RANK_FEED);
+	if (!critical_waits && !loader_waits)
+		return false;
+	if (!may_go_first(cpu, now_ns)) {
+		counters.guarantee_hits++;
+		return false;
 	}
-	if (!(is_loader || queued_of_rank(cpu, RANK_FEED)) || !may_go_first(cpu, now_ns))
+	if (critical_waits && dispatch_task_of_rank(cpu, RANK_CRITICAL))
+		return true;
+	if (task && rank == RANK_CRITICAL) {
+		counters.critical_kept++;
+		return keep_running_by_rank(prev, task, cpu, rank, now_ns);
+	}
+	if (!loader_waits)
 		return false;
 	if (is_loader && loader_may_continue(prev, task, cpu)) {
 		counters.feed_kept++;
@@ -271,7 +278,8 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 		   !(pays && rank == RANK_FEED);
 	if (!is_first && choice.found && dispatch_chosen(cpu, &choice))
 		return;
-	if (!task && dispatch_from_other_cache(cpu))
+	/* The first tasks of a queue may all be tasks that this CPU may not run. */
+	if (!task && (dispatch_from_own_queues(cpu) || dispatch_from_other_cache(cpu)))
 		return;
 	if (task) {
 		counters.kept++;
@@ -280,6 +288,18 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 		set_running_rank(cpu_at(cpu), RANK_ORDINARY, false, now_ns);
 		clear_guaranteed_time(now_ns);
 	}
+}
+
+/* A task that was moved to the front of its queue runs. It is as far behind the others as it was before, and not ahead
+ * of them, so that it gives way after a slice and their clock does not jump. */
+static void end_aging(struct task_struct *p, struct task *task)
+{
+	__u64 now = clock_of(task)->now, vtime = task->vtime_before_aging;
+
+	if (!vtime)
+		return;
+	task->vtime_before_aging = 0;
+	set_vtime(p, is_before(vtime, now) ? vtime : now);
 }
 
 void CALLBACK(zernel_running, struct task_struct *p)
@@ -292,6 +312,7 @@ void CALLBACK(zernel_running, struct task_struct *p)
 
 	if (!task)
 		return;
+	end_aging(p, task);
 	task->charged_ns = now_ns;
 	task->has_yielded = false;
 	task->class = class_of(p, task->woken_ns ?: now_ns);
@@ -403,6 +424,8 @@ void CALLBACK(zernel_set_weight, struct task_struct *p, __u32 weight)
 void CALLBACK(zernel_cpu_release, __s32 cpu, struct scx_cpu_release_args *args)
 {
 	end_loan(cpu_at(cpu));
+	/* No dispatch has set a rank. What the higher class uses is no time of ordinary tasks. */
+	set_running_rank(cpu_at(cpu), RANK_ORDINARY, false, scx_bpf_now());
 	scx_bpf_reenqueue_local();
 }
 
@@ -525,17 +548,22 @@ int set_cpu_limit(struct cpu_limit *wanted)
 	return 0;
 }
 
-/* Without these two the kernel ejects the scheduler when a CPU comes or goes. */
 void SLEEPABLE_CALLBACK(zernel_cpu_online, __s32 cpu)
 {
+	__sync_fetch_and_add(&online_cpus, 1);
 }
 
 void SLEEPABLE_CALLBACK(zernel_cpu_offline, __s32 cpu)
 {
+	__sync_fetch_and_sub(&online_cpus, 1);
 }
 
 __s32 SLEEPABLE_CALLBACK(zernel_init)
 {
+	const struct cpumask *online = scx_bpf_get_online_cpumask();
+
+	online_cpus = bpf_cpumask_weight(online);
+	scx_bpf_put_cpumask(online);
 	return create_queues() ?: prepare_throttle_timer() ?: prepare_lend_timers() ?: start_aging_timer();
 }
 

@@ -7,7 +7,7 @@
 #ifndef ZERNEL_SCHED_OBSERVER_CLOCK_H
 #define ZERNEL_SCHED_OBSERVER_CLOCK_H
 
-#include "intf.h"
+#include "globals.bpf.h"
 #include "task_maps.h"
 
 /* How far the observer's clock is ahead of the scheduler's. */
@@ -18,10 +18,13 @@ static void update_observer_lead(void)
 	observer_lead_ns = bpf_ktime_get_ns() - scx_bpf_now();
 }
 
-/* Whether an observer writes the task states. */
+/* Whether an observer writes the task states that this program reads. One with another layout writes another map. */
 static bool has_live_observer(__u64 now_ns)
 {
-	return zernel_is_observed(now_ns + observer_lead_ns);
+	__u32 observer = ZERNEL_HEART_OBSERVER;
+	const struct zernel_heartbeat *heart = bpf_map_lookup_elem(&zernel_heartbeats, &observer);
+
+	return heart && heart->layout_hash == settings.layout_hash && zernel_is_observed(now_ns + observer_lead_ns);
 }
 
 static __u64 class_word_at(const struct zernel_task_state *state, __u64 now_ns)

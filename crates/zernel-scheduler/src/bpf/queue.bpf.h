@@ -17,8 +17,9 @@
 /* A task of another cache must be behind by this much virtual time to be taken, because it runs
  * slower for a while after the change. */
 #define OTHER_CACHE_LEAD_VTIME 12000000ULL
-/* Tasks at the head of a queue that are looked at to find one that may run on a CPU. */
-#define QUEUE_HEAD_CANDIDATES 8
+/* Tasks at the head of a queue that are looked at to find one that may run on a CPU. Many tasks that may use a few
+ * CPUs only can be behind all others. A CPU without a task looks at all. */
+#define QUEUE_HEAD_CANDIDATES 256
 /* A critical thread that has waited for this long goes first on CPUs that choose by virtual time. Ordinary tasks
  * are at the front of their queue after half of it: many critical threads that take turns, each of which waits
  * for long, must not take the CPUs that pay the guarantee. */
@@ -146,14 +147,40 @@ static bool is_observer(const struct task_struct *p)
 	__u32 observer = ZERNEL_HEART_OBSERVER;
 	const struct zernel_heartbeat *heart = bpf_map_lookup_elem(&zernel_heartbeats, &observer);
 
-	return heart && heart->owner_pid == p->tgid;
+	return heart && heart->beat_ns && heart->owner_pid == p->tgid;
+}
+
+/* The weights that share all CPUs, as the tasks that are pinned to one CPU see it: they can get no more than that
+ * CPU, nor more than they would get elsewhere. */
+static __s64 weight_beside_pinned_tasks(const struct cpu *cpu)
+{
+	__s64 here = cpu->pinned_weight * online_cpus;
+
+	return here > root_active_weight ? here : root_active_weight;
+}
+
+/* How long a task may wait for a CPU before the guarantee counts as broken: twice the time in which the guaranteed
+ * part of its fair share is a slice. */
+static __u64 max_fair_wait_ns(const struct task_struct *p, const struct task *task)
+{
+	__s64 all = task->clock_id == SHARED_CLOCK ? root_active_weight :
+						     weight_beside_pinned_tasks(cpu_at(task->clock_id));
+	/* The sum of all weights, in weights of this task. */
+	__u64 tasks = ((__u64)(all > 0 ? all : 0) << WEIGHT_SHIFT) / weight_of(task) + 1;
+	__u64 guaranteed_percent = online_cpus * (settings.guarantee_percent ?: 1);
+	__u64 wait_ns = 2 * settings.slice_ns * tasks * 100 / guaranteed_percent;
+
+	/* The watchdog's time bounds all waits. */
+	if (wait_ns > MAX_LEAD_NS)
+		wait_ns = MAX_LEAD_NS;
+	return wait_ns < MIN_LONG_WAIT_NS || is_observer(p) ? MIN_LONG_WAIT_NS : wait_ns;
 }
 
 /* The first task in a queue that may run on a CPU. */
 struct first_task {
 	__u64 vtime;
 	__u64 runnable_ns; /* when it woke up or stopped running */
-	bool is_observer;
+	__u64 max_wait_ns; /* how long it may wait */
 };
 
 /* The verifier checks a global function once, not at every call: loading would take minutes. */
@@ -163,13 +190,13 @@ __attribute__((noinline)) bool find_first_task_for_cpu(__u64 queue, __u32 cpu, s
 	const struct task *task;
 	struct task_struct *p;
 	bool found = false;
-	int looked;
+	int i;
 
 	/* The verifier does not know that it is never NULL. */
 	if (!first || !scx_bpf_dsq_nr_queued(queue))
 		return false;
 	if (!bpf_iter_scx_dsq_new(&it, queue, 0)) {
-		for (looked = 0; looked < QUEUE_HEAD_CANDIDATES && !found; looked++) {
+		bpf_for(i, 0, QUEUE_HEAD_CANDIDATES) {
 			p = bpf_iter_scx_dsq_next(&it);
 			if (!p)
 				break;
@@ -180,9 +207,10 @@ __attribute__((noinline)) bool find_first_task_for_cpu(__u64 queue, __u32 cpu, s
 			/* Only the guarantee asks how long it waits. */
 			task = settings.may_privilege ? task_of(p) : NULL;
 			first->runnable_ns = task ? task->runnable_ns : 0;
-			first->is_observer = task && is_observer(p);
+			first->max_wait_ns = task ? max_fair_wait_ns(p, task) : 0;
 			if (task && queue >= RANK_QUEUE(0, RANK_CRITICAL))
 				first->vtime = critical_vtime(p, task);
+			break;
 		}
 	}
 	bpf_iter_scx_dsq_destroy(&it);
@@ -269,6 +297,19 @@ static void choose_queue(struct queue_choice *choice, __u32 number, bool loaders
 		*choice = pinned;
 	if (settings.llc_count > 1)
 		choose_queue_of_other_cache(choice, number);
+}
+
+/* Takes the first task that a CPU may run from its own queues, wherever it stands there. */
+static bool dispatch_from_own_queues(__u32 cpu)
+{
+	__u64 pinned_queue = CPU_QUEUE(cpu), queue = LLC_QUEUE(llc_of(cpu));
+
+	return scx_bpf_dsq_move_to_local(queue) || scx_bpf_dsq_move_to_local(pinned_queue) ||
+	       (settings.may_privilege &&
+		(scx_bpf_dsq_move_to_local(RANK_QUEUE(queue, RANK_CRITICAL)) ||
+		 scx_bpf_dsq_move_to_local(RANK_QUEUE(pinned_queue, RANK_CRITICAL)) ||
+		 scx_bpf_dsq_move_to_local(RANK_QUEUE(queue, RANK_FEED)) ||
+		 scx_bpf_dsq_move_to_local(RANK_QUEUE(pinned_queue, RANK_FEED))));
 }
 
 /* Takes a task for a CPU from the chosen queue, or else from one of its own two. */

@@ -53,6 +53,7 @@ struct task {
 	__u64 woken_ns; /* when it woke up; 0: it has run since */
 	__u64 runnable_ns; /* when it last woke up or stopped running */
 	__u64 blocked_ns; /* when it last blocked */
+	__u64 vtime_before_aging; /* 0: it was not moved to the front of its queue since it last ran */
 	__u64 share_vtime; /* virtual time by the shared clock of a pinned task that goes first */
 	/* GPU waits of a training thread: see lend.bpf.h. */
 	__u64 gpu_wait_since_ns; /* since when it spins until the GPU is done; 0: it does not */

@@ -71,6 +71,9 @@ pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
     let (stop, mut session) = match &options.config {
         None => {
             let stop = interrupt_flags::interrupt_flag()?;
+            if options.policy.lends_without_privilege() {
+                eprintln!("zernel: --lend does nothing without --privilege");
+            }
             (stop, SchedulerSession::new(options.policy.clone()))
         }
         Some(path) => {
@@ -93,9 +96,20 @@ pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
     if predecessor.is_none() {
         check_scheduler_can_load()?;
     }
-    let counters = run_and_restart_scheduler(options, predecessor, &stop, &mut session)?;
+    let counters = match run_and_restart_scheduler(options, predecessor, &stop, &mut session) {
+        Err(error) if is_of_flags(&*error) => {
+            eprintln!("zernel: {error}");
+            return Ok(ExitCode::from(2));
+        }
+        ended => ended?,
+    };
     eprint!("{}", describe_counters(&counters));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether an error is about the value of a flag.
+fn is_of_flags(error: &(dyn Error + 'static)) -> bool {
+    matches!(error.downcast_ref(), Some(SchedError::NoSuchNode(_)))
 }
 
 /// Schedules until the flag is set, and loads the scheduler again after ejections. When the scheduler is loaded for

@@ -52,6 +52,11 @@ impl Default for PolicyOptions {
 }
 
 impl PolicyOptions {
+    /// Whether it lends the CPUs of privileged threads, and nobody is privileged.
+    pub(super) fn lends_without_privilege(&self) -> bool {
+        self.lend && self.privilege.privilege == Privilege::Nobody
+    }
+
     /// The settings of the scheduler.
     pub(super) fn scheduler_settings(&self) -> SchedSettings {
         SchedSettings {

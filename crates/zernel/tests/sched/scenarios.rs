@@ -20,7 +20,12 @@ use super::{ZERNEL_PATH, stripped_copy};
 /// Scenarios of a fair scheduler, whose own assertions must hold. The scenarios of each row run in one boot.
 const SCENARIOS_BY_BOOT: [&[&str]; 2] = [
     &["saturate", "wake", "cpusets"],
-    &["cpu-max", "cgroups-equal", "weights-unequal-threads"],
+    &[
+        "cpu-max",
+        "cgroups-equal",
+        "weights-unequal-threads",
+        "restricted",
+    ],
 ];
 
 /// A trainer with a backward thread and a trainer that waits for its loaders, beside spinners.
@@ -143,7 +148,7 @@ fn run_in_own_boot((scenario, scheduler): &PlannedRun) -> RunResult {
         .run_twice_if_inconclusive()
 }
 
-/// The judged answers of one boot. `None`: the machine did not complete the script.
+/// The judged answers of one boot. `None`: the machine did not complete the script, and stderr has the reason.
 fn boot_and_run(runs: &[PlannedRun], script: &str, seed: u64) -> Option<Vec<RunResult>> {
     let mut files = Initramfs::new();
     files
@@ -166,7 +171,9 @@ fn boot_and_run(runs: &[PlannedRun], script: &str, seed: u64) -> Option<Vec<RunR
         .deterministic(
             DeterministicSettings::new(seed).virtual_time_limit(Duration::from_secs(100)),
         )
-        .run("/bin/busybox", ["sh", "-c", script])
+        .run("/bin/busybox", ["sh", "-c", script]);
+    let outcome = outcome
+        .inspect_err(|problem| eprintln!("seed {seed}: {problem}"))
         .ok()?;
     let output = String::from_utf8_lossy(&outcome.stdout);
     let warning = first_kernel_warning(&outcome.console_log);
@@ -175,6 +182,8 @@ fn boot_and_run(runs: &[PlannedRun], script: &str, seed: u64) -> Option<Vec<RunR
         .filter_map(|line| serde_json::from_str(line).ok());
     let answers: Vec<GuestAnswer> = answers.collect();
     if answers.len() != runs.len() {
+        let problems = String::from_utf8_lossy(&outcome.stderr);
+        eprintln!("seed {seed}: {output}\n{problems}\n{}", outcome.console_log);
         return None;
     }
     let judged = runs
