@@ -1,6 +1,6 @@
 //! Totals of one observed process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
@@ -71,6 +71,9 @@ pub struct ProcessReport {
     pub(crate) gpu_memory_peak_bytes: u64,
     /// Overhead of observing, over all its threads.
     pub(crate) cost_seconds: f64,
+    /// Pids of all processes that used its GPUs, as far as they are known.
+    #[serde(skip)]
+    pub(crate) gpu_users: BTreeSet<u32>,
     /// CPUs in its affinity mask. Empty: unknown.
     #[serde(skip)]
     pub(crate) cpus: CpuSet,
@@ -131,6 +134,7 @@ impl ProcessReport {
                 .map(|m| m.peak_bytes)
                 .sum(),
             cost_seconds: process.cost.seconds,
+            gpu_users: BTreeSet::new(),
             cpus: CpuSet::new(),
             timeline: Vec::new(),
         }
@@ -161,6 +165,20 @@ impl ProcessReport {
         }
         self.collectives.retain(|collective| collective.calls > 0);
         self
+    }
+
+    /// Forgets how busy its GPUs were if other processes than these used them too: NVML does not show for which process
+    /// a GPU is busy. Returns one of those others.
+    pub(crate) fn forget_busy_time_of_shared_gpus(
+        &mut self,
+        own_pids: &BTreeSet<u32>,
+    ) -> Option<u32> {
+        let other = *self.gpu_users.difference(own_pids).next()?;
+        self.times.gpu_busy_seconds = None;
+        if let Some(training) = &mut self.training {
+            training.times.gpu_busy_seconds = None;
+        }
+        Some(other)
     }
 
     /// The times that the verdict uses: those of the training, or of the whole process if it has no steps.

@@ -1,7 +1,7 @@
 //! One process over time, sampled by snapshots.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use rustix::thread::CpuSet;
@@ -44,6 +44,8 @@ pub struct ProcessRecord {
     gpu_busy_seconds: Option<f64>,
     /// Last reading of the GPUs' busy time. It counts from the begin of observing, not of the process.
     gpu_busy_reading: Option<f64>,
+    /// Pids of all processes that used its GPUs, as far as they are known.
+    gpu_users: BTreeSet<u32>,
     /// CPUs in its affinity mask. Empty: unknown.
     pub cpus: CpuSet,
     /// Seconds for which CPU limits had throttled each of its cgroups when recording began.
@@ -120,6 +122,7 @@ impl ProcessRecord {
                 .map(|memory| memory.bytes)
                 .sum(),
         };
+        self.gpu_users.extend(&process.probes.gpu_mem.gpu_users);
         let last = self.samples.last();
         if let Some(reading) = process.probes.gpu_mem.gpu_busy_seconds {
             let before = self.gpu_busy_reading.replace(reading).unwrap_or(reading);
@@ -149,9 +152,11 @@ impl ProcessRecord {
             samples,
             steps,
             before_first_call_seconds,
+            gpu_users,
             cpus,
             ..
         } = self;
+        latest.gpu_users = gpu_users;
         latest.cpus = cpus;
         latest.before_first_call_seconds = before_first_call_seconds;
         if let Some((report, begin_ns, end_ns)) = steps.into_report() {

@@ -106,9 +106,10 @@ impl Report {
             Err(reason) => (None, Some(reason)),
         };
         let observing = observation.as_ref().map(ObservationReport::new);
-        let (processes, mut problems) = observation
+        let (mut processes, mut problems) = observation
             .map(|observation| (observation.processes, observation.problems))
             .unwrap_or_default();
+        problems.extend(forget_busy_time_of_shared_gpus(&mut processes));
         let loaders = processes.iter().filter(|process| process.is_loader).count();
         let all = processes.len();
         let mut ranks: Vec<ProcessReport> = ProcessReport::find_ranks(&processes)
@@ -156,6 +157,21 @@ impl Report {
     }
 }
 
+/// Of the processes of a run, forgets how busy the GPUs were that processes outside of the run used too. Returns a sentence
+/// for each.
+fn forget_busy_time_of_shared_gpus(processes: &mut [ProcessReport]) -> Vec<String> {
+    let own_pids: BTreeSet<u32> = processes.iter().map(|process| process.pid).collect();
+    let shared = processes.iter_mut().filter_map(|process| {
+        let other = process.forget_busy_time_of_shared_gpus(&own_pids)?;
+        Some(format!(
+            "pid {other}, which is not known to be part of the job, used the GPU of pid {} too, so it is unknown for which of them the \
+             GPU was busy",
+            process.pid
+        ))
+    });
+    shared.collect()
+}
+
 impl Report {
     /// Names of the GPUs in use, with their number.
     pub(crate) fn gpus(&self) -> Option<String> {
@@ -194,5 +210,35 @@ impl ObservationReport {
             cost_share: ranks.map(ProcessReport::cost_share).fold(0.0, f64::max),
             sampled: observation.sampled.iter().cloned().collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::times::ProcessTimes;
+
+    /// A GPU that another job keeps busy says nothing about this one.
+    #[test]
+    fn the_busy_time_of_a_shared_gpu_is_unknown() {
+        let rank = |pid, gpu_users: &[u32]| ProcessReport {
+            pid,
+            gpu_users: gpu_users.iter().copied().collect(),
+            times: ProcessTimes {
+                gpu_busy_seconds: Some(9.0),
+                ..ProcessTimes::default()
+            },
+            ..ProcessReport::default()
+        };
+        let mut job = [rank(7, &[7, 8]), rank(8, &[7, 8])];
+        assert!(forget_busy_time_of_shared_gpus(&mut job).is_empty());
+        let mut beside = [rank(7, &[7, 99]), rank(8, &[8])];
+        let problems = forget_busy_time_of_shared_gpus(&mut beside);
+        assert!(
+            matches!(&problems[..], [text] if text.starts_with("pid 99")),
+            "{problems:?}"
+        );
+        let busy = beside.map(|rank| rank.times.gpu_busy_seconds);
+        assert_eq!(busy, [None, Some(9.0)]);
     }
 }

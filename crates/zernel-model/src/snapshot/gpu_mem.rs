@@ -15,6 +15,8 @@ pub struct MemorySnapshot {
     pub gpu_utilization: Option<f64>,
     /// Mean time in which the GPUs that the process has memory on were busy since observing began, by any process.
     pub gpu_busy_seconds: Option<f64>,
+    /// Pids of all processes that NVML lists for these GPUs. Empty if NVML does not list this process.
+    pub gpu_users: Vec<u32>,
     /// Memory by GPU.
     pub memory: Vec<DeviceMemory>,
     /// Memory in use by GPU and calling library.

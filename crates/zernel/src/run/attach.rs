@@ -49,6 +49,16 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     if let Some(reason) = recorder.unavailable_reason() {
         return Err(format!("cannot observe: {reason}").into());
     }
+    let owner = process.uid().unwrap_or_default();
+    let caller_id = rustix::process::geteuid();
+    let is_hidden = recorder.uses_daemon() && !caller_id.is_root() && owner != caller_id.as_raw();
+    let hidden_text = format!(
+        "process {} belongs to another user (uid {owner}), and the daemon shows a user's own processes only; attach as root",
+        options.pid
+    );
+    if is_hidden {
+        eprintln!("zernel: {hidden_text}");
+    }
     if io::stderr().is_terminal() {
         eprintln!("zernel: observing {}; press Ctrl-C to stop", options.pid);
     }
@@ -58,7 +68,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         thread::sleep(POLL_INTERVAL);
     }
     let wall = started.elapsed();
-    let report = Report::new(command, wall, None, recorder.stop_and_collect());
+    let mut outcome = recorder.stop_and_collect();
+    if let Ok(observation) = &mut outcome {
+        observation
+            .problems
+            .extend(is_hidden.then_some(hidden_text));
+    }
+    let report = Report::new(command, wall, None, outcome);
     options.report.write_reports(&report, caller.as_ref());
     Ok(ExitCode::SUCCESS)
 }

@@ -40,6 +40,7 @@ pub(super) enum RunRecorder {
     Running {
         stop: Arc<AtomicBool>,
         command: Arc<OnceLock<u32>>,
+        uses_daemon: bool,
         thread: JoinHandle<Observation>,
     },
     /// Observing is not possible, and the text is the reason.
@@ -93,7 +94,8 @@ impl RunRecorder {
     fn start_recording_thread(source: SnapshotSource, root: RecordedRoot) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let mut recording = RunRecording::new(root);
-        recording.observation.by_daemon = matches!(source, SnapshotSource::Daemon(_));
+        let uses_daemon = matches!(source, SnapshotSource::Daemon(_));
+        recording.observation.by_daemon = uses_daemon;
         let command = Arc::clone(&recording.command);
         let thread = thread::spawn({
             let stop = Arc::clone(&stop);
@@ -102,8 +104,20 @@ impl RunRecorder {
         Self::Running {
             stop,
             command,
+            uses_daemon,
             thread,
         }
+    }
+
+    /// Whether the daemon observes.
+    pub(super) fn uses_daemon(&self) -> bool {
+        matches!(
+            self,
+            Self::Running {
+                uses_daemon: true,
+                ..
+            }
+        )
     }
 
     /// Sets the pid of the command that was started.

@@ -197,6 +197,7 @@ impl ProbeState for GpuMemory {
         MemorySnapshot {
             gpu_utilization: gpus.mean_utilization(&memory),
             gpu_busy_seconds: gpus.mean_busy_seconds(&memory),
+            gpu_users: gpus.users(&memory),
             memory,
             memory_by_caller: self.memory_by_caller(gpus),
             uuid: gpus.gpu_uuid(self).to_owned(),
@@ -234,13 +235,15 @@ pub(crate) struct ProcessGpus<'a> {
     gpus: &'a [GpuFacts],
     /// The GPU that the process uses, if NVML lists it for exactly one.
     only_gpu: Option<&'a GpuFacts>,
+    /// The processes that NVML lists, if this process is among them.
+    listed: &'a [ProcessGpuMemory],
 }
 
 impl<'a> ProcessGpus<'a> {
     pub(crate) fn new(
         process: &'a ObservedProcess,
         gpus: &'a [GpuFacts],
-        gpu_processes: &[ProcessGpuMemory],
+        gpu_processes: &'a [ProcessGpuMemory],
     ) -> Self {
         let listed = gpu_processes.iter().filter(|it| it.pid == process.pid);
         let used: BTreeSet<u32> = listed.map(|it| it.index).collect();
@@ -249,6 +252,7 @@ impl<'a> ProcessGpus<'a> {
             devices: &process.visible_devices,
             gpus,
             only_gpu: only.and_then(|index| gpus.iter().find(|gpu| gpu.index == *index)),
+            listed: if used.is_empty() { &[] } else { gpu_processes },
         }
     }
 
@@ -291,6 +295,14 @@ impl<'a> ProcessGpus<'a> {
             (Some(device), _) => &device.uuid,
             (None, only) => only.map_or("", |only| &only.uuid),
         }
+    }
+
+    /// Pids of the processes that NVML lists for the GPUs that the process has memory on.
+    fn users(&self, memory: &[DeviceMemory]) -> Vec<u32> {
+        let uses = |index| memory.iter().any(|it| it.gpu_id == Some(index));
+        let listed = self.listed.iter().filter(|listed| uses(listed.index));
+        let pids: BTreeSet<u32> = listed.map(|listed| listed.pid).collect();
+        pids.into_iter().collect()
     }
 
     /// Mean utilization of the GPUs that the process has memory on.
@@ -351,6 +363,7 @@ mod tests {
                 devices: &devices,
                 gpus: &gpus,
                 only_gpu,
+                listed: &[],
             };
             (
                 process.gpu_index(0, memory),
@@ -363,6 +376,33 @@ mod tests {
         assert_eq!(seen(gpus.get(3), &memory_on(&[0, 1])).0, Some(0));
     }
 
+    /// NVML may list processes by the pids of another namespace. Then it does not list the process itself.
+    #[test]
+    fn users_of_a_gpu_are_known_if_nvml_lists_the_process() {
+        let gpus: Vec<GpuFacts> = (0..2).map(gpu_with_index).collect();
+        let listed = [(7, 0), (8, 0), (9, 1)].map(|(pid, index)| ProcessGpuMemory {
+            pid,
+            index,
+            bytes: None,
+            instance: None,
+        });
+        let devices = VisibleDevices::default();
+        let users = |listed| {
+            let process = ProcessGpus {
+                devices: &devices,
+                gpus: &gpus,
+                only_gpu: None,
+                listed,
+            };
+            process.users(&[DeviceMemory {
+                gpu_id: Some(0),
+                ..DeviceMemory::default()
+            }])
+        };
+        assert_eq!(users(&listed), [7, 8]);
+        assert!(users(&[]).is_empty());
+    }
+
     #[test]
     fn a_device_without_evidence_is_unknown() {
         let gpus: Vec<GpuFacts> = (0..4).map(gpu_with_index).collect();
@@ -371,6 +411,7 @@ mod tests {
                 devices,
                 gpus: &gpus,
                 only_gpu: None,
+                listed: &[],
             };
             process.gpu_index(ordinal, &memory_on(&[ordinal]))
         };
