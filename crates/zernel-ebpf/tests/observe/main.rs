@@ -347,6 +347,10 @@ fn main() -> ExitCode {
             torch::a_server_waits_for_requests_of_its_children,
         ),
         (
+            "only_torch_calls_are_announcements_and_layers",
+            torch::only_torch_calls_are_announcements_and_layers,
+        ),
+        (
             "readers_see_a_killed_observer_and_the_next",
             shared::readers_see_a_killed_observer_and_the_next,
         ),

@@ -13,7 +13,9 @@ use zernel_testkit::target::{
     Driver, Stage, TargetRole, end_part_and_wait, stage_directory, try_call,
 };
 
-use crate::harness::{options_that_count_everything, start_attached};
+use crate::harness::{
+    find_process, observed_calls, options_that_count_everything, start_attached,
+};
 
 pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] = &[
     ("compiles", target_compile),
@@ -334,4 +336,19 @@ pub(crate) fn a_server_waits_for_requests_of_its_children() {
     target.run_part();
     let loading_ns = times(WorkloadPhase::DataLoading);
     assert!(loading_ns >= pause_ns, "{loading_ns} ns of loading");
+}
+
+pub(crate) fn only_torch_calls_are_announcements_and_layers() {
+    let (stage, mut observer) = stage_and_observer();
+    let mut target = stage.start_target("serves_a_child", 1);
+    let pid = target.pid();
+    (0..3).for_each(|_| target.run_part());
+    observer.read_counts().expect("maps can be read");
+    let driver_calls = observed_calls(find_process(&observer, pid));
+    assert!(driver_calls["cuCtxSetCurrent"].calls > 0);
+    let snapshot = observer.snapshot();
+    let mut processes = snapshot.observed.iter();
+    let process = processes.find(|process| process.pid == pid);
+    let torch = &process.expect("it is observed").probes.torch;
+    assert_eq!((torch.announcements, torch.layer_calls), (1, 2));
 }
