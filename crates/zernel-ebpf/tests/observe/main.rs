@@ -115,6 +115,10 @@ fn main() -> ExitCode {
             governor::phases_are_right_while_launches_are_sampled,
         ),
         (
+            "launches_are_presumed_after_a_sync_without_copies_only",
+            governor::launches_are_presumed_after_a_sync_without_copies_only,
+        ),
+        (
             "functions_with_other_prologues_are_counted",
             prologues::functions_with_other_prologues_are_counted,
         ),

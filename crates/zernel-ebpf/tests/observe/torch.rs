@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use libloading::Library;
-use zernel_ebpf::observer::Observer;
+use zernel_ebpf::observer::{Observer, ObserverOptions};
 use zernel_phase::WorkloadPhase;
 use zernel_softgpu::install::{Prologue, built_libraries};
 use zernel_testkit::eventually;
@@ -13,9 +13,7 @@ use zernel_testkit::target::{
     Driver, Stage, TargetRole, end_part_and_wait, stage_directory, try_call,
 };
 
-use crate::harness::{
-    find_process, observed_calls, options_that_count_everything, start_attached,
-};
+use crate::harness::{find_process, observed_calls, options_that_count_everything, start_attached};
 
 pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] = &[
     ("compiles", target_compile),
@@ -235,8 +233,30 @@ fn begin_record(torch: &Library, name: &str) {
     );
 }
 
+/// Begins a backward pass, as the thread that asks for gradients does.
+pub(crate) fn begin_backward_pass(torch: &Library) {
+    try_call!(
+        torch,
+        "_ZN5torch8autograd6Engine7executeERKSt6vectorINS0_4EdgeESaIS3_EERKS2_IN2at6TensorESaIS9_EEbbbS7_",
+        0
+    );
+    let graph = [1_u64];
+    try_call!(
+        torch,
+        "_ZN5torch8autograd6Engine11thread_mainERKSt10shared_ptrINS0_9GraphTaskEE",
+        0,
+        graph.as_ptr()
+    );
+}
+
 /// A stage with a stand-in for torch, whose calls announce batches and steps, and an observer of all its libraries.
 pub(crate) fn stage_and_observer() -> (Stage, Observer) {
+    let (stage, options) = stage_and_options();
+    (stage, start_attached(&options))
+}
+
+/// A stage with a stand-in for torch, and options that count all calls of all its libraries.
+pub(crate) fn stage_and_options() -> (Stage, ObserverOptions) {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let built = built_libraries().expect("they are built");
     let built = built.join("libzernel_softgpu_torch.so");
@@ -245,7 +265,7 @@ pub(crate) fn stage_and_observer() -> (Stage, Observer) {
         fs::copy(&built, stage.library_path(name)).expect("our directory");
         options.libraries.push(stage.library_path(name));
     }
-    (stage, start_attached(&options))
+    (stage, options)
 }
 
 fn phase_of(observer: &Observer, pid: u32) -> Option<WorkloadPhase> {
