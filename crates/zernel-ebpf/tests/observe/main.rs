@@ -339,6 +339,10 @@ fn main() -> ExitCode {
             hand_overs::a_wait_for_a_thread_that_loads_is_one_for_data,
         ),
         (
+            "a_spawned_loader_counts_once_it_hands_over_data",
+            hand_overs::a_spawned_loader_counts_once_it_hands_over_data,
+        ),
+        (
             "a_compiling_thread_has_no_phase",
             torch::a_compiling_thread_has_no_phase,
         ),

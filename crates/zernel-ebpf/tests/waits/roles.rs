@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use zernel_ebpf::probes::SchedBlockReason;
 use zernel_testkit::communicator::{UniqueId, unique_id};
 use zernel_testkit::eventually;
-use zernel_testkit::target::{Driver, TargetRole, call};
+use zernel_testkit::target::{Driver, ROLE_VARIABLE, TargetRole, call};
 
 /// Where a target writes its report.
 const REPORT_VARIABLE: &str = "ZERNEL_TARGET_LIBRARIES";
@@ -537,7 +537,7 @@ fn target_spin_without_pause(driver: &Driver, rounds: u64) {
     });
 }
 
-/// Forks a child that stays as it is, and one that execs another program.
+/// Forks a child that stays as it is, one that execs another program, and one that execs this program again.
 fn target_fork_children(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
     let fork = |act: fn()| {
@@ -555,12 +555,24 @@ fn target_fork_children(driver: &Driver, _rounds: u64) {
         use std::os::unix::process::CommandExt;
         let _ = std::process::Command::new("sleep").arg("600").exec();
     });
+    let executes_own = fork(|| {
+        use std::os::unix::process::CommandExt;
+        let program = env::current_exe().expect("it runs");
+        let _ = std::process::Command::new(program)
+            .env(ROLE_VARIABLE, "idles")
+            .exec();
+    });
     let comm = format!("/proc/{executes}/comm");
     eventually("the child executes sleep", || {
         fs::read_to_string(&comm).is_ok_and(|name| name == "sleep\n")
     });
+    let environment = format!("/proc/{executes_own}/environ");
+    eventually("the child executes this program", || {
+        let role = format!("{ROLE_VARIABLE}=idles");
+        fs::read_to_string(&environment).is_ok_and(|text| text.contains(&role))
+    });
     write_report(&RoleReport {
-        children: vec![stays, executes],
+        children: vec![stays, executes, executes_own],
         ..RoleReport::default()
     });
 }
