@@ -89,6 +89,11 @@ fn main() -> ExitCode {
             ranks_wait_for_the_slowest,
         ),
         trial(
+            "a_rank_that_reads_its_sum_waits_for_peers",
+            &needs,
+            a_rank_that_reads_its_sum_waits_for_peers,
+        ),
+        trial(
             "causes_of_blocks_are_distinguished",
             &needs,
             causes_of_blocks_are_distinguished,
@@ -316,9 +321,18 @@ fn a_trainer_without_loaders_waits_for_data() {
 }
 
 fn ranks_wait_for_the_slowest() {
+    check_waits_for_slow_rank("is_a_fast_rank");
+}
+
+/// A long copy to the host is a wait for the GPU, so it waits for the collective that is queued.
+fn a_rank_that_reads_its_sum_waits_for_peers() {
+    check_waits_for_slow_rank("is_a_fast_rank_that_reads");
+}
+
+fn check_waits_for_slow_rank(fast_role: &str) {
     let stage = Stage::new(Prologue::Push);
     let mut observer = start_observer(&stage);
-    let mut ranks = ["is_a_slow_rank", "is_a_fast_rank"].map(|role| stage.start_target(role, 40));
+    let mut ranks = ["is_a_slow_rank", fast_role].map(|role| stage.start_target(role, 40));
     ranks.iter_mut().for_each(Target::start_part);
     ranks.iter_mut().for_each(Target::wait_until_done);
     observer.read_counts().expect("maps can be read");
