@@ -355,6 +355,10 @@ fn main() -> ExitCode {
             torch::a_server_waits_for_requests_of_its_children,
         ),
         (
+            "a_server_receives_requests_and_no_data",
+            torch::a_server_receives_requests_and_no_data,
+        ),
+        (
             "only_torch_calls_are_announcements_and_layers",
             torch::only_torch_calls_are_announcements_and_layers,
         ),

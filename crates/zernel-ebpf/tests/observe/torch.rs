@@ -1,6 +1,8 @@
 //! What PyTorch announces of its compiler and its loaders reaches the phases in the kernel.
 
 use std::fs;
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,7 @@ pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] = &[
     ("awaits_compilation", target_await_compilation),
     ("forks_loaders", target_fork_loaders),
     ("serves_a_child", target_serve_a_child),
+    ("serves_a_client", target_serve_a_client),
 ];
 
 /// The libraries that announce, in the folder of a stage's libraries.
@@ -190,6 +193,33 @@ fn target_serve_a_child(driver: &Driver, _rounds: u64) {
     }
 }
 
+/// Runs a model and receives from a socket, from which requests or data may come. Then does the same after an optimizer
+/// step.
+fn target_serve_a_client(driver: &Driver, _rounds: u64) {
+    let torch = load_library("libtorch_cpu.so");
+    let server = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let mut socket = TcpStream::connect(server.local_addr().expect("bound")).expect("it listens");
+    let timeout = Some(REQUEST_PAUSE);
+    socket.set_read_timeout(timeout).expect("a socket of ours");
+    driver.open_first_device();
+    let kernel = driver.load_empty_kernel();
+    for announcement in [None, Some("Optimizer.step#SGD.step")] {
+        try_call!(
+            torch,
+            "_ZN2at4_ops6linear4callERKNS_6TensorES4_RKSt8optionalIS2_E",
+            0
+        );
+        if let Some(name) = announcement {
+            begin_record(&torch, name);
+        }
+        driver.launch_kernel(kernel);
+        driver.synchronize();
+        assert!(socket.read(&mut [0]).is_err(), "nobody sends");
+        driver.launch_kernel(kernel);
+        end_part_and_wait();
+    }
+}
+
 /// Polls a file that never becomes readable.
 fn poll(file: &impl AsRawFd, how_long: Duration) {
     let mut polled = libc::pollfd {
@@ -354,6 +384,24 @@ pub(crate) fn a_server_waits_for_requests_of_its_children() {
     assert!(unknown_ns >= pause_ns * 9 / 10, "{unknown_ns} ns unknown");
     target.run_part(); // an optimizer step
     target.run_part();
+    let loading_ns = times(WorkloadPhase::DataLoading);
+    assert!(loading_ns >= pause_ns, "{loading_ns} ns of loading");
+}
+
+pub(crate) fn a_server_receives_requests_and_no_data() {
+    let (stage, observer) = stage_and_observer();
+    let mut target = stage.start_target("serves_a_client", 1);
+    let pid = target.pid();
+    let pause_ns = REQUEST_PAUSE.as_nanos() as u64;
+    let times = |phase: WorkloadPhase| {
+        let state = observer.task_state(pid).expect("the map is there");
+        state.expect("it is observed").phase_ns[phase as usize]
+    };
+    target.run_part();
+    assert_eq!(times(WorkloadPhase::DataLoading), 0, "it only runs a model");
+    let unknown_ns = times(WorkloadPhase::Unknown);
+    assert!(unknown_ns >= pause_ns * 9 / 10, "{unknown_ns} ns unknown");
+    target.run_part(); // an optimizer step
     let loading_ns = times(WorkloadPhase::DataLoading);
     assert!(loading_ns >= pause_ns, "{loading_ns} ns of loading");
 }
