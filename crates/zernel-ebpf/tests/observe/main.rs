@@ -351,6 +351,10 @@ fn main() -> ExitCode {
             torch::waiting_for_a_compilation_has_no_phase,
         ),
         (
+            "a_compilation_without_an_end_is_dropped",
+            torch::a_compilation_without_an_end_is_dropped,
+        ),
+        (
             "a_server_waits_for_requests_of_its_children",
             torch::a_server_waits_for_requests_of_its_children,
         ),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use libloading::Library;
 use zernel_ebpf::observer::{Observer, ObserverOptions};
+use zernel_model::snapshot::TorchSnapshot;
 use zernel_phase::WorkloadPhase;
 use zernel_softgpu::install::{Prologue, built_libraries};
 use zernel_testkit::eventually;
@@ -20,6 +21,7 @@ use crate::harness::{find_process, observed_calls, options_that_count_everything
 pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] = &[
     ("compiles", target_compile),
     ("awaits_compilation", target_await_compilation),
+    ("begins_to_compile", target_begin_to_compile),
     ("forks_loaders", target_fork_loaders),
     ("serves_a_child", target_serve_a_child),
     ("serves_a_client", target_serve_a_client),
@@ -123,6 +125,22 @@ fn target_await_compilation(driver: &Driver, _rounds: u64) {
         });
     });
     driver.launch_kernel(kernel);
+}
+
+/// Begins compilations whose ends are not seen: a thread exits, a batch follows, and the test detaches the probes.
+fn target_begin_to_compile(driver: &Driver, _rounds: u64) {
+    let counters = CompileCounters::load();
+    driver.open_first_device();
+    std::thread::scope(|scope| {
+        scope.spawn(|| counters.start(&[0x1000], WHOLE_COMPILATION));
+    });
+    end_part_and_wait();
+    counters.start(&[0x1000], WHOLE_COMPILATION);
+    announce_batch(&load_library("libtorch_cpu.so"));
+    end_part_and_wait();
+    counters.start(&[0x1000], WHOLE_COMPILATION);
+    end_part_and_wait();
+    end_part_and_wait();
 }
 
 /// Launches for a second. The test reads the phase of the thread meanwhile.
@@ -339,19 +357,38 @@ pub(crate) fn waiting_for_a_compilation_has_no_phase() {
         waited_ns >= COMPILATION_TIME.as_nanos() as u64,
         "{waited_ns} ns without a phase"
     );
-    observer.read_counts().expect("maps can be read");
-    let snapshot = observer.snapshot();
-    let mut processes = snapshot.observed.iter();
-    let process = processes.find(|process| process.pid == pid);
-    let compile_seconds = process
-        .expect("it is observed")
-        .probes
-        .torch
-        .compile_seconds;
+    let compile_seconds = torch_snapshot(&mut observer, pid).compile_seconds;
     assert!(
         compile_seconds >= COMPILATION_TIME.as_secs_f64(),
         "{compile_seconds}"
     );
+}
+
+/// A compilation that began is over when its thread exits or gets a batch, or when its process is no longer observed.
+pub(crate) fn a_compilation_without_an_end_is_dropped() {
+    let (stage, mut observer) = stage_and_observer();
+    let mut target = stage.start_target("begins_to_compile", 1);
+    let pid = target.pid();
+    target.run_part();
+    eventually("the thread has exited", || {
+        torch_snapshot(&mut observer, pid).compile_seconds == 0.0
+    });
+    target.run_part();
+    assert_eq!(torch_snapshot(&mut observer, pid).compile_seconds, 0.0);
+    target.run_part();
+    assert!(torch_snapshot(&mut observer, pid).compile_seconds > 0.0);
+    observer.pause();
+    target.run_part();
+    assert_eq!(torch_snapshot(&mut observer, pid).compile_seconds, 0.0);
+}
+
+/// What was observed of a process's calls of `PyTorch`.
+fn torch_snapshot(observer: &mut Observer, pid: u32) -> TorchSnapshot {
+    observer.read_counts().expect("maps can be read");
+    let snapshot = observer.snapshot();
+    let mut processes = snapshot.observed.iter();
+    let process = processes.find(|process| process.pid == pid);
+    process.expect("it is observed").probes.torch.clone()
 }
 
 pub(crate) fn forking_loaders_is_data_loading() {
@@ -414,9 +451,6 @@ pub(crate) fn only_torch_calls_are_announcements_and_layers() {
     observer.read_counts().expect("maps can be read");
     let driver_calls = observed_calls(find_process(&observer, pid));
     assert!(driver_calls["cuCtxSetCurrent"].calls > 0);
-    let snapshot = observer.snapshot();
-    let mut processes = snapshot.observed.iter();
-    let process = processes.find(|process| process.pid == pid);
-    let torch = &process.expect("it is observed").probes.torch;
+    let torch = torch_snapshot(&mut observer, pid);
     assert_eq!((torch.announcements, torch.layer_calls), (1, 2));
 }

@@ -456,6 +456,7 @@ static __always_inline void forget_thread(struct zernel_thread *thread)
 			give_up_data_wait(thread, process);
 		end_peer_wait(thread);
 		end_counting_peer_block(thread, process, now_ns);
+		drop_compilation(&thread->torch, &process->torch);
 		set_run_state(thread, process, SCHED_STATE_UNKNOWN, now_ns);
 	}
 	end_counted_work(thread, now_ns);
