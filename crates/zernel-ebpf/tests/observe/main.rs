@@ -175,6 +175,10 @@ fn main() -> ExitCode {
             memory::mapped_memory_is_in_use_after_release_of_its_handle,
         ),
         (
+            "memory_at_a_reused_address_counts_once",
+            memory::memory_at_a_reused_address_counts_once,
+        ),
+        (
             "memory_is_freed_with_its_context",
             memory::memory_is_freed_with_its_context,
         ),
