@@ -175,6 +175,8 @@ struct task_struct {
 	struct sched_info sched_info;
 	void *bpf_storage;
 	__u64 start_boottime;
+	__u64 self_exec_id;
+	__u64 parent_exec_id;
 	struct task_struct *group_leader;
 	struct task_struct *real_parent;
 	struct mm_struct *mm;

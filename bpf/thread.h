@@ -16,6 +16,9 @@
 #include "storage.h"
 
 #define ZERNEL_MAX_OPEN_CALLS 8
+/* How long a thread whose process got no handle waits before its calls ask for one again. A refusal costs more than the
+ * rest of a probe, and no process has a record that the overhead could count for. */
+#define ZERNEL_ADMIT_AGAIN_AFTER_NS 1000000000ULL
 
 /* A call that was entered and has not returned; see call.h. */
 struct zernel_open_call {
@@ -31,6 +34,7 @@ struct zernel_open_call {
 struct zernel_thread {
 	__u64 hit_interval_start_ns; /* start of the interval for which `interval_hits` counts; 0: no probe hit yet */
 	__u64 interval_hits;
+	__u64 admit_again_ns; /* without a handle: its process is not given one before */
 	__u64 last_phase_call_ns; /* its last probed call that means something for its phase; 0: none yet */
 	__u32 process_handle; /* 0: none yet, or the thread exits */
 	__u32 open_call_count;
@@ -56,7 +60,8 @@ static __always_inline struct zernel_thread *zernel_current_thread(__u64 now_ns)
 		ZERNEL_COUNT_LOST(threads);
 		return NULL;
 	}
-	if (!thread->process_handle) {
+	if (!thread->process_handle && now_ns >= thread->admit_again_ns) {
+		thread->admit_again_ns = now_ns + ZERNEL_ADMIT_AGAIN_AFTER_NS;
 		thread->process_handle = zernel_get_or_create_handle(task, now_ns);
 		zernel_get_or_create_task(task, now_ns);
 	}

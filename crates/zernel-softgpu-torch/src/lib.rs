@@ -26,6 +26,8 @@ announcements! {
     /// `c10::IValue::toCustomClass<PythonRecordFunction>`, called at the end of what `record_function_enter_new`
     /// announced.
     record_function_exit = "_ZNO3c106IValue13toCustomClassIN5torch8autograd8profiler20PythonRecordFunctionEE",
+    /// `torch::autograd::Engine::execute`, which the thread that asks for a backward pass calls before `thread_main`.
+    execute = "_ZN5torch8autograd6Engine7executeERKSt6vectorINS0_4EdgeESaIS3_EERKS2_IN2at6TensorESaIS9_EEbbbS7_",
     /// `torch::autograd::Engine::thread_main`, with its arguments: the engine, and a shared pointer to the graph of the
     /// backward pass.
     thread_main = "_ZN5torch8autograd6Engine11thread_mainERKSt10shared_ptrINS0_9GraphTaskEE",

@@ -231,7 +231,7 @@ static __always_inline int observe_return(struct pt_regs *ctx)
 	__sync_fetch_and_add(&counter->calls, 1);
 	if (symbol->duration_kind != ZERNEL_NONE)
 		zernel_observe_duration(thread->process_handle, symbol->duration_kind, now_ns - call->since_ns);
-	if (symbol->leave_event == ZERNEL_GPU_SYNC_LEAVE)
+	if (symbol->leave_event == ZERNEL_GPU_SYNC_LEAVE || symbol->leave_event == ZERNEL_COPY_TO_HOST_LEAVE)
 		observe_sync_for_collective(thread->process_handle, now_ns);
 	if (symbol->leave_event != ZERNEL_NONE)
 		observe_event(thread, call->symbol, symbol->leave_event, now_ns);

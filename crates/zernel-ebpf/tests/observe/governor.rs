@@ -9,17 +9,23 @@ use std::time::{Duration, Instant};
 
 use zernel_ebpf::observer::{
     CallCount, GovernorOptions, ObservedProcess, Observer, ObserverOptions, ProcessCoverage,
+    TraceItem,
 };
-use zernel_ebpf::probes::CallKind;
+use zernel_ebpf::probes::{CallKind, SYMBOLS};
+use zernel_phase::shared::raw_event;
 use zernel_phase::task_state::WorkloadPhase;
+use zernel_phase::tracker::ThreadEvent;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out_pointer};
+use zernel_testkit::target::{
+    Driver, Stage, Target, TargetRole, call, end_part_and_wait, out_pointer,
+};
 
 use crate::harness::{
     ObserverOnThread, find_process, functions_in_ledger, logged_calls, observed_calls,
     options_that_count_everything,
 };
+use crate::torch::{begin_backward_pass, load_library, stage_and_options};
 
 pub(crate) const GOVERNOR_ROLES: &[(&str, TargetRole)] = &[
     ("launches_for", target_launches_for),
@@ -29,6 +35,7 @@ pub(crate) const GOVERNOR_ROLES: &[(&str, TargetRole)] = &[
     ("eager_pooled", target_trains_eagerly_with_pools),
     ("checkpoints", target_reads_tensors_to_checkpoint),
     ("waits", target_waits_for_idle_gpu),
+    ("trains_with_torch", target_trains_with_torch),
 ];
 
 /// Launches as fast as it can for `milliseconds`.
@@ -117,6 +124,39 @@ fn train_for(driver: &Driver, milliseconds: u64, operate: impl Fn(u32) + Sync) {
             });
         });
         driver.synchronize();
+    }
+}
+
+/// Steps in which the thread launches all the time, runs a backward pass and waits for the GPU. Each step begins with a
+/// copy of its batch in the first part, and has its batch on the GPU in the second part.
+fn target_trains_with_torch(driver: &Driver, _rounds: u64) {
+    const PART_TIME: Duration = Duration::from_secs(3);
+    let torch = load_library("libtorch_cpu.so");
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
+    let device = driver.allocate_memory(4096);
+    let mut batch = vec![0; 4096];
+    let launch = || {
+        for _ in 0..150 {
+            driver.launch_kernel(function);
+            let next = Instant::now() + Duration::from_micros(20);
+            while Instant::now() < next {
+                spin_loop();
+            }
+        }
+    };
+    for copies in [true, false] {
+        let end = Instant::now() + PART_TIME;
+        while Instant::now() < end {
+            if copies {
+                driver.copy_to_device(device, &mut batch);
+            }
+            launch();
+            begin_backward_pass(&torch);
+            launch();
+            driver.synchronize();
+        }
+        end_part_and_wait();
     }
 }
 
@@ -511,6 +551,44 @@ pub(crate) fn phases_are_right_while_launches_are_sampled() {
     let computing = spent(WorkloadPhase::GpuCompute);
     let loading = spent(WorkloadPhase::DataLoading);
     assert!(computing > 8 * loading, "{before:?} to {after:?}");
+}
+
+/// A thread is presumed to launch after a sync if it has its batch on the GPU, and not if it has copied its batch. A
+/// backward pass calls two functions that begin it, without a copy between them.
+pub(crate) fn launches_are_presumed_after_a_sync_without_copies_only() {
+    let (stage, options) = stage_and_options();
+    let watcher = ObserverOnThread::start(&ObserverOptions {
+        governor: GovernorOptions::default(),
+        traces_events: true,
+        ..options
+    });
+    let mut target = stage.start_target("trains_with_torch", 1);
+    let tid = target.pid();
+    let [copying, resident] = [(); 2].map(|()| {
+        target.run_part();
+        let trace = watcher.with_observer(Observer::take_trace);
+        presumed_share_of_syncs(&trace.expect("the trace is read"), tid)
+    });
+    let observer = watcher.stop();
+    assert!(is_launch_sampled(&observer));
+    assert!(copying < 0.1, "{copying:.2} of the syncs after a copy");
+    assert!(resident > 0.5, "{resident:.2} of the syncs without copies");
+}
+
+/// The share of a thread's syncs after which it was presumed to launch.
+fn presumed_share_of_syncs(trace: &[TraceItem], tid: u32) -> f64 {
+    let sync = SYMBOLS
+        .iter()
+        .position(|row| row.name() == "cuStreamSynchronize");
+    let count = |event: ThreadEvent| {
+        let is_counted = |item: &&TraceItem| {
+            matches!(item, TraceItem::Event(traced) if traced.tid == tid
+                && traced.symbol.map(usize::from) == sync
+                && traced.event == raw_event(event))
+        };
+        trace.iter().filter(is_counted).count() as f64
+    };
+    count(ThreadEvent::Launch) / count(ThreadEvent::GpuSyncLeave)
 }
 
 pub(crate) fn a_program_within_the_budget_is_not_sampled() {

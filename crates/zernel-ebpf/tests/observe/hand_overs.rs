@@ -1,16 +1,19 @@
 //! Which thread ended a wait shows what the wait was for.
 
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::{env, fs, thread};
 
 use libloading::Library;
 use zernel_ebpf::observer::Observer;
 use zernel_ebpf::probes::DurationKind;
 use zernel_phase::WorkloadPhase;
 use zernel_phase::class::TaskRole;
+use zernel_testkit::eventually;
 use zernel_testkit::target::{
-    Driver, Stage, Target, TargetRole, end_part_and_wait, stage_directory, try_call,
+    Driver, ROLE_VARIABLE, Stage, Target, TargetRole, end_part_and_wait, stage_directory, try_call,
 };
 
 use crate::harness::{find_process, observed_calls};
@@ -20,6 +23,11 @@ pub(crate) const HAND_OVER_ROLES: &[(&str, TargetRole)] = &[
     ("awaits_collectives", target_await_collectives),
     ("awaits_another_thread", target_await_another_thread),
     ("awaits_batches_of_layers", target_await_batches_of_layers),
+    (
+        "trains_with_spawned_loader",
+        target_train_with_spawned_loader,
+    ),
+    ("serves_batches", target_serve_batches),
 ];
 
 /// How long a thread of a target waits for its peers in one collective.
@@ -237,4 +245,68 @@ pub(crate) fn a_wait_for_a_thread_that_loads_is_one_for_data() {
     assert_eq!(waits.count, u64::from(STEP_COUNT));
     let waited = Duration::from_nanos(waits.sum_ns);
     assert!(waited >= LOADING_TIME * STEP_COUNT, "{waited:?}");
+}
+
+/// Starts this program again as a loader, as a loader that is spawned and not forked. Then gets batches from it.
+fn target_train_with_spawned_loader(driver: &Driver, rounds: u64) {
+    let torch = load_library("libtorch_cpu.so");
+    driver.open_first_device();
+    let (kernel, device) = (driver.load_empty_kernel(), driver.allocate_memory(4096));
+    driver.launch_kernel(kernel);
+    let mut loader = Command::new(env::current_exe().expect("it runs"))
+        .env(ROLE_VARIABLE, "serves_batches")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this program runs");
+    let path = stage_directory().join(HELPER_TID_FILE);
+    fs::write(path, loader.id().to_string()).expect("our directory");
+    let requests = loader.stdin.as_mut().expect("piped");
+    let batches = loader.stdout.as_mut().expect("piped");
+    end_part_and_wait();
+    for _ in 0..rounds {
+        announce_batch(&torch);
+        requests.write_all(b"\n").expect("it listens");
+        batches.read_exact(&mut [0]).expect("it loads");
+        driver.copy_to_device(device, &mut [0; 4096]);
+        driver.launch_kernel(kernel);
+        driver.synchronize();
+    }
+    end_part_and_wait();
+    drop(loader.stdin.take());
+    loader.wait().expect("it exits");
+}
+
+/// Loads a batch for every byte on stdin, until its trainer exits.
+fn target_serve_batches(_driver: &Driver, _rounds: u64) {
+    loop {
+        spin_for(LOADING_TIME);
+        let written = std::io::stdout()
+            .write_all(b".")
+            .and_then(|()| std::io::stdout().flush());
+        if written.is_err() || !matches!(std::io::stdin().read(&mut [0]), Ok(1)) {
+            std::process::exit(0);
+        }
+    }
+}
+
+/// A child that execs the program of its trainer loads data for it once it hands over a batch.
+pub(crate) fn a_spawned_loader_counts_once_it_hands_over_data() {
+    let (stage, mut observer) = stage_and_observer();
+    let mut target = stage.start_target("trains_with_spawned_loader", STEP_COUNT.into());
+    target.run_part();
+    let loader = number_of_target(&stage, HELPER_TID_FILE);
+    observer.read_counts().expect("maps can be read");
+    observer.adopt_existing_tasks().expect("the iterator runs");
+    assert_eq!(observer.task_state(loader).expect("readable"), None);
+    target.run_part();
+    eventually("it is adopted", || {
+        observer.read_counts().expect("maps can be read");
+        observer.processes().any(|process| process.pid == loader)
+    });
+    assert_eq!(role_of_helper(&stage, &observer), TaskRole::Loader);
+    assert_eq!(
+        find_process(&observer, loader).loads_for,
+        Some(target.pid())
+    );
 }

@@ -115,6 +115,10 @@ fn main() -> ExitCode {
             governor::phases_are_right_while_launches_are_sampled,
         ),
         (
+            "launches_are_presumed_after_a_sync_without_copies_only",
+            governor::launches_are_presumed_after_a_sync_without_copies_only,
+        ),
+        (
             "functions_with_other_prologues_are_counted",
             prologues::functions_with_other_prologues_are_counted,
         ),
@@ -169,6 +173,10 @@ fn main() -> ExitCode {
         (
             "mapped_memory_is_in_use_after_release_of_its_handle",
             memory::mapped_memory_is_in_use_after_release_of_its_handle,
+        ),
+        (
+            "memory_at_a_reused_address_counts_once",
+            memory::memory_at_a_reused_address_counts_once,
         ),
         (
             "memory_is_freed_with_its_context",
@@ -335,6 +343,10 @@ fn main() -> ExitCode {
             hand_overs::a_wait_for_a_thread_that_loads_is_one_for_data,
         ),
         (
+            "a_spawned_loader_counts_once_it_hands_over_data",
+            hand_overs::a_spawned_loader_counts_once_it_hands_over_data,
+        ),
+        (
             "a_compiling_thread_has_no_phase",
             torch::a_compiling_thread_has_no_phase,
         ),
@@ -343,8 +355,20 @@ fn main() -> ExitCode {
             torch::waiting_for_a_compilation_has_no_phase,
         ),
         (
+            "a_compilation_without_an_end_is_dropped",
+            torch::a_compilation_without_an_end_is_dropped,
+        ),
+        (
             "a_server_waits_for_requests_of_its_children",
             torch::a_server_waits_for_requests_of_its_children,
+        ),
+        (
+            "a_server_receives_requests_and_no_data",
+            torch::a_server_receives_requests_and_no_data,
+        ),
+        (
+            "only_torch_calls_are_announcements_and_layers",
+            torch::only_torch_calls_are_announcements_and_layers,
         ),
         (
             "readers_see_a_killed_observer_and_the_next",

@@ -25,6 +25,7 @@ pub(crate) const MEMORY_ROLES: &[(&str, TargetRole)] = &[
     ("restless", target_switches_devices),
     ("pooled", target_allocates_from_pool),
     ("mapped_memory", target_maps_physical_memory),
+    ("reused_address", target_allocates_at_the_same_address),
 ];
 
 /// The smallest allocation of physical memory.
@@ -270,6 +271,19 @@ fn target_maps_physical_memory(driver: &Driver, _rounds: u64) {
     );
 }
 
+/// Size of an allocation whose address the driver gives out again at once.
+const LARGE_ALLOCATION_BYTES: u64 = 64 << 20;
+
+/// Allocates, frees the memory while the probes are detached, and gets memory at the same address.
+fn target_allocates_at_the_same_address(driver: &Driver, _rounds: u64) {
+    driver.open_first_device();
+    let address = driver.allocate_memory(LARGE_ALLOCATION_BYTES);
+    end_part_and_wait();
+    driver.free_memory(address);
+    end_part_and_wait();
+    assert_eq!(driver.allocate_memory(LARGE_ALLOCATION_BYTES), address);
+}
+
 /// Bytes by calling library, from the metrics.
 fn bytes_by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
     let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
@@ -500,5 +514,24 @@ pub(crate) fn mapped_memory_is_in_use_after_release_of_its_handle() {
             .free_count,
         3
     );
+    assert_eq!(observer.losses(), Default::default());
+}
+
+/// An address that is given out again was freed before, although the call that freed it was not observed.
+pub(crate) fn memory_at_a_reused_address_counts_once() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe_stage(&stage);
+    let mut target = stage.start_target("reused_address", 0);
+    target.run_part();
+    observer.pause();
+    target.run_part();
+    observer.resume();
+    target.run_part();
+    assert_eq!(
+        memory_in_use_and_peak(&mut observer, &target),
+        (LARGE_ALLOCATION_BYTES, LARGE_ALLOCATION_BYTES)
+    );
+    let by_caller = bytes_by_caller(&observer, target.pid());
+    assert_eq!(by_caller.values().sum::<u64>(), LARGE_ALLOCATION_BYTES);
     assert_eq!(observer.losses(), Default::default());
 }

@@ -3,6 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::time::Instant;
 
 use zernel_ebpf::metrics::{self, TextFormat};
 use zernel_ebpf::observer::Observer;
@@ -129,6 +130,17 @@ pub(crate) fn assert_others_are_observed(observer: &mut Observer, stage: &Stage)
     assert!(process.duration_histogram(DurationKind::Launch).is_some());
 }
 
+/// Checks that a process of the tenant that has used up its share does not ask for a record at every call.
+fn assert_refused_about_once_a_second(observer: &Observer, stage: &Stage) {
+    let mut late = start_target_of(stage, NOBODY_UID, "launches", 10_000);
+    let before = observer.losses().refused_processes;
+    let begin = Instant::now();
+    late.run_part();
+    let refused = observer.losses().refused_processes - before;
+    let most = 1 + begin.elapsed().as_secs();
+    assert!((1..=most).contains(&refused), "{refused} of {most}");
+}
+
 pub(crate) fn one_tenant_has_a_share_of_the_processes() {
     let stage = stage_open_to_all();
     let mut observer = observe_stage(&stage);
@@ -147,6 +159,7 @@ pub(crate) fn one_tenant_has_a_share_of_the_processes() {
         refused = losses.refused_processes;
         assert_reported(&observer, "refused_processes", refused, "user 65534");
         assert_others_are_observed(&mut observer, &stage);
+        assert_refused_about_once_a_second(&observer, &stage);
         greedy.kill();
         eventually("the children have exited", || {
             observed_children(&mut observer, parent) == 0

@@ -1,11 +1,14 @@
 //! What PyTorch announces of its compiler and its loaders reaches the phases in the kernel.
 
 use std::fs;
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use libloading::Library;
-use zernel_ebpf::observer::Observer;
+use zernel_ebpf::observer::{Observer, ObserverOptions};
+use zernel_model::snapshot::TorchSnapshot;
 use zernel_phase::WorkloadPhase;
 use zernel_softgpu::install::{Prologue, built_libraries};
 use zernel_testkit::eventually;
@@ -13,13 +16,15 @@ use zernel_testkit::target::{
     Driver, Stage, TargetRole, end_part_and_wait, stage_directory, try_call,
 };
 
-use crate::harness::{options_that_count_everything, start_attached};
+use crate::harness::{find_process, observed_calls, options_that_count_everything, start_attached};
 
 pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] = &[
     ("compiles", target_compile),
     ("awaits_compilation", target_await_compilation),
+    ("begins_to_compile", target_begin_to_compile),
     ("forks_loaders", target_fork_loaders),
     ("serves_a_child", target_serve_a_child),
+    ("serves_a_client", target_serve_a_client),
 ];
 
 /// The libraries that announce, in the folder of a stage's libraries.
@@ -122,6 +127,22 @@ fn target_await_compilation(driver: &Driver, _rounds: u64) {
     driver.launch_kernel(kernel);
 }
 
+/// Begins compilations whose ends are not seen: a thread exits, a batch follows, and the test detaches the probes.
+fn target_begin_to_compile(driver: &Driver, _rounds: u64) {
+    let counters = CompileCounters::load();
+    driver.open_first_device();
+    std::thread::scope(|scope| {
+        scope.spawn(|| counters.start(&[0x1000], WHOLE_COMPILATION));
+    });
+    end_part_and_wait();
+    counters.start(&[0x1000], WHOLE_COMPILATION);
+    announce_batch(&load_library("libtorch_cpu.so"));
+    end_part_and_wait();
+    counters.start(&[0x1000], WHOLE_COMPILATION);
+    end_part_and_wait();
+    end_part_and_wait();
+}
+
 /// Launches for a second. The test reads the phase of the thread meanwhile.
 fn launch_all_the_time(driver: &Driver) {
     let kernel = driver.load_empty_kernel();
@@ -190,6 +211,33 @@ fn target_serve_a_child(driver: &Driver, _rounds: u64) {
     }
 }
 
+/// Runs a model and receives from a socket, from which requests or data may come. Then does the same after an optimizer
+/// step.
+fn target_serve_a_client(driver: &Driver, _rounds: u64) {
+    let torch = load_library("libtorch_cpu.so");
+    let server = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let mut socket = TcpStream::connect(server.local_addr().expect("bound")).expect("it listens");
+    let timeout = Some(REQUEST_PAUSE);
+    socket.set_read_timeout(timeout).expect("a socket of ours");
+    driver.open_first_device();
+    let kernel = driver.load_empty_kernel();
+    for announcement in [None, Some("Optimizer.step#SGD.step")] {
+        try_call!(
+            torch,
+            "_ZN2at4_ops6linear4callERKNS_6TensorES4_RKSt8optionalIS2_E",
+            0
+        );
+        if let Some(name) = announcement {
+            begin_record(&torch, name);
+        }
+        driver.launch_kernel(kernel);
+        driver.synchronize();
+        assert!(socket.read(&mut [0]).is_err(), "nobody sends");
+        driver.launch_kernel(kernel);
+        end_part_and_wait();
+    }
+}
+
 /// Polls a file that never becomes readable.
 fn poll(file: &impl AsRawFd, how_long: Duration) {
     let mut polled = libc::pollfd {
@@ -233,8 +281,30 @@ fn begin_record(torch: &Library, name: &str) {
     );
 }
 
+/// Begins a backward pass, as the thread that asks for gradients does.
+pub(crate) fn begin_backward_pass(torch: &Library) {
+    try_call!(
+        torch,
+        "_ZN5torch8autograd6Engine7executeERKSt6vectorINS0_4EdgeESaIS3_EERKS2_IN2at6TensorESaIS9_EEbbbS7_",
+        0
+    );
+    let graph = [1_u64];
+    try_call!(
+        torch,
+        "_ZN5torch8autograd6Engine11thread_mainERKSt10shared_ptrINS0_9GraphTaskEE",
+        0,
+        graph.as_ptr()
+    );
+}
+
 /// A stage with a stand-in for torch, whose calls announce batches and steps, and an observer of all its libraries.
 pub(crate) fn stage_and_observer() -> (Stage, Observer) {
+    let (stage, options) = stage_and_options();
+    (stage, start_attached(&options))
+}
+
+/// A stage with a stand-in for torch, and options that count all calls of all its libraries.
+pub(crate) fn stage_and_options() -> (Stage, ObserverOptions) {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let built = built_libraries().expect("they are built");
     let built = built.join("libzernel_softgpu_torch.so");
@@ -243,7 +313,7 @@ pub(crate) fn stage_and_observer() -> (Stage, Observer) {
         fs::copy(&built, stage.library_path(name)).expect("our directory");
         options.libraries.push(stage.library_path(name));
     }
-    (stage, start_attached(&options))
+    (stage, options)
 }
 
 fn phase_of(observer: &Observer, pid: u32) -> Option<WorkloadPhase> {
@@ -287,19 +357,38 @@ pub(crate) fn waiting_for_a_compilation_has_no_phase() {
         waited_ns >= COMPILATION_TIME.as_nanos() as u64,
         "{waited_ns} ns without a phase"
     );
-    observer.read_counts().expect("maps can be read");
-    let snapshot = observer.snapshot();
-    let mut processes = snapshot.observed.iter();
-    let process = processes.find(|process| process.pid == pid);
-    let compile_seconds = process
-        .expect("it is observed")
-        .probes
-        .torch
-        .compile_seconds;
+    let compile_seconds = torch_snapshot(&mut observer, pid).compile_seconds;
     assert!(
         compile_seconds >= COMPILATION_TIME.as_secs_f64(),
         "{compile_seconds}"
     );
+}
+
+/// A compilation that began is over when its thread exits or gets a batch, or when its process is no longer observed.
+pub(crate) fn a_compilation_without_an_end_is_dropped() {
+    let (stage, mut observer) = stage_and_observer();
+    let mut target = stage.start_target("begins_to_compile", 1);
+    let pid = target.pid();
+    target.run_part();
+    eventually("the thread has exited", || {
+        torch_snapshot(&mut observer, pid).compile_seconds == 0.0
+    });
+    target.run_part();
+    assert_eq!(torch_snapshot(&mut observer, pid).compile_seconds, 0.0);
+    target.run_part();
+    assert!(torch_snapshot(&mut observer, pid).compile_seconds > 0.0);
+    observer.pause();
+    target.run_part();
+    assert_eq!(torch_snapshot(&mut observer, pid).compile_seconds, 0.0);
+}
+
+/// What was observed of a process's calls of `PyTorch`.
+fn torch_snapshot(observer: &mut Observer, pid: u32) -> TorchSnapshot {
+    observer.read_counts().expect("maps can be read");
+    let snapshot = observer.snapshot();
+    let mut processes = snapshot.observed.iter();
+    let process = processes.find(|process| process.pid == pid);
+    process.expect("it is observed").probes.torch.clone()
 }
 
 pub(crate) fn forking_loaders_is_data_loading() {
@@ -334,4 +423,34 @@ pub(crate) fn a_server_waits_for_requests_of_its_children() {
     target.run_part();
     let loading_ns = times(WorkloadPhase::DataLoading);
     assert!(loading_ns >= pause_ns, "{loading_ns} ns of loading");
+}
+
+pub(crate) fn a_server_receives_requests_and_no_data() {
+    let (stage, observer) = stage_and_observer();
+    let mut target = stage.start_target("serves_a_client", 1);
+    let pid = target.pid();
+    let pause_ns = REQUEST_PAUSE.as_nanos() as u64;
+    let times = |phase: WorkloadPhase| {
+        let state = observer.task_state(pid).expect("the map is there");
+        state.expect("it is observed").phase_ns[phase as usize]
+    };
+    target.run_part();
+    assert_eq!(times(WorkloadPhase::DataLoading), 0, "it only runs a model");
+    let unknown_ns = times(WorkloadPhase::Unknown);
+    assert!(unknown_ns >= pause_ns * 9 / 10, "{unknown_ns} ns unknown");
+    target.run_part(); // an optimizer step
+    let loading_ns = times(WorkloadPhase::DataLoading);
+    assert!(loading_ns >= pause_ns, "{loading_ns} ns of loading");
+}
+
+pub(crate) fn only_torch_calls_are_announcements_and_layers() {
+    let (stage, mut observer) = stage_and_observer();
+    let mut target = stage.start_target("serves_a_child", 1);
+    let pid = target.pid();
+    (0..3).for_each(|_| target.run_part());
+    observer.read_counts().expect("maps can be read");
+    let driver_calls = observed_calls(find_process(&observer, pid));
+    assert!(driver_calls["cuCtxSetCurrent"].calls > 0);
+    let torch = torch_snapshot(&mut observer, pid);
+    assert_eq!((torch.announcements, torch.layer_calls), (1, 2));
 }

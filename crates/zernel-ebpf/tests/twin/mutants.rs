@@ -731,8 +731,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ("phase_tracker.h", "\ttracker->flags |= queued;\n", ""),
     (
         "phase_tracker.h",
-        "\tif (tracker->flags & ZERNEL_IN_COLLECTIVE)\n\t\treturn;\n\tzernel_end_unseen(tracker, ZERNEL_IN_SYNC);\n\ttracker->sync_since_ns = tracker->now_ns;\n\ttracker->last_call_evidence_ns",
-        "\tzernel_end_unseen(tracker, ZERNEL_IN_SYNC);\n\ttracker->sync_since_ns = tracker->now_ns;\n\ttracker->last_call_evidence_ns",
+        "\tif (tracker->flags & ZERNEL_IN_COLLECTIVE)\n\t\treturn;\n\tzernel_end_calls_without_leave(tracker, ZERNEL_IN_SYNC);\n\ttracker->sync_since_ns = tracker->now_ns;\n\ttracker->last_call_evidence_ns",
+        "\tzernel_end_calls_without_leave(tracker, ZERNEL_IN_SYNC);\n\ttracker->sync_since_ns = tracker->now_ns;\n\ttracker->last_call_evidence_ns",
     ),
     (
         "phase_tracker.h",

@@ -89,6 +89,11 @@ fn main() -> ExitCode {
             ranks_wait_for_the_slowest,
         ),
         trial(
+            "a_rank_that_reads_its_sum_waits_for_peers",
+            &needs,
+            a_rank_that_reads_its_sum_waits_for_peers,
+        ),
+        trial(
             "causes_of_blocks_are_distinguished",
             &needs,
             causes_of_blocks_are_distinguished,
@@ -316,9 +321,18 @@ fn a_trainer_without_loaders_waits_for_data() {
 }
 
 fn ranks_wait_for_the_slowest() {
+    check_waits_for_slow_rank("is_a_fast_rank");
+}
+
+/// A long copy to the host is a wait for the GPU, so it waits for the collective that is queued.
+fn a_rank_that_reads_its_sum_waits_for_peers() {
+    check_waits_for_slow_rank("is_a_fast_rank_that_reads");
+}
+
+fn check_waits_for_slow_rank(fast_role: &str) {
     let stage = Stage::new(Prologue::Push);
     let mut observer = start_observer(&stage);
-    let mut ranks = ["is_a_slow_rank", "is_a_fast_rank"].map(|role| stage.start_target(role, 40));
+    let mut ranks = ["is_a_slow_rank", fast_role].map(|role| stage.start_target(role, 40));
     ranks.iter_mut().for_each(Target::start_part);
     ranks.iter_mut().for_each(Target::wait_until_done);
     observer.read_counts().expect("maps can be read");
@@ -474,20 +488,23 @@ impl Drop for CpuRival {
 
 fn children_are_loaders_until_exec() {
     run_and_check("forks", 1, |observer, target, report| {
-        let [stays, executes] = report.children[..] else {
+        let [stays, executes, executes_own] = report.children[..] else {
             panic!("{report:?}");
         };
         let loader = find_process(observer, stays);
         assert_eq!(loader.loads_for, Some(target.pid()));
         assert_eq!(loader.ended_ns, None);
         assert!(observer.task_state(stays).expect("readable").is_some());
-        // The target does not wait until its child has called exec.
-        eventually("what was forked ends with its exec", || {
-            observer.read_counts().expect("maps can be read");
-            find_process(observer, executes).ended_ns.is_some()
-        });
-        assert_eq!(observer.task_state(executes).expect("readable"), None);
-        for pid in [stays, executes] {
+        // The target does not wait until its children have called exec.
+        for pid in [executes, executes_own] {
+            eventually("what was forked ends with its exec", || {
+                observer.read_counts().expect("maps can be read");
+                find_process(observer, pid).ended_ns.is_some()
+            });
+            observer.adopt_existing_tasks().expect("the iterator runs");
+            assert_eq!(observer.task_state(pid).expect("readable"), None);
+        }
+        for pid in report.children {
             let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }

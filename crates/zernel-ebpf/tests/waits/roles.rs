@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use zernel_ebpf::probes::SchedBlockReason;
 use zernel_testkit::communicator::{UniqueId, unique_id};
 use zernel_testkit::eventually;
-use zernel_testkit::target::{Driver, TargetRole, call};
+use zernel_testkit::target::{Driver, ROLE_VARIABLE, TargetRole, call, out_pointer};
 
 /// Where a target writes its report.
 const REPORT_VARIABLE: &str = "ZERNEL_TARGET_LIBRARIES";
@@ -58,10 +58,15 @@ pub(crate) const WAITING_ROLES: &[(&str, TargetRole)] = &[
         target_train_with_a_loading_thread,
     ),
     ("is_a_slow_rank", |driver, rounds| {
-        reduce_as_rank(driver, rounds, 0);
+        reduce_as_rank(driver, rounds, 0, Driver::synchronize);
     }),
     ("is_a_fast_rank", |driver, rounds| {
-        reduce_as_rank(driver, rounds, 1);
+        reduce_as_rank(driver, rounds, 1, Driver::synchronize);
+    }),
+    ("is_a_fast_rank_that_reads", |driver, rounds| {
+        driver.open_device(1);
+        let sum = driver.allocate_memory(8);
+        reduce_as_rank(driver, rounds, 1, |driver| read_number(driver, sum));
     }),
     ("blocks", target_block_in_every_way),
     ("has_threads", target_start_threads_before_ml),
@@ -367,8 +372,15 @@ fn join_communicator(driver: &Driver, rank: i32) -> u64 {
     communicator
 }
 
-/// Reduces with another rank. The first of the two ranks is late in every reduction.
-fn reduce_as_rank(driver: &Driver, rounds: u64, rank: i32) {
+/// Copies a number to pageable memory, as `item()` does: the copy returns when the GPU is done.
+fn read_number(driver: &Driver, device: u64) {
+    let mut number = 0_u64;
+    let copied = out_pointer(&mut number);
+    call!(driver.cuda(), "cuMemcpyDtoHAsync_v2", copied, device, 8, 0);
+}
+
+/// Reduces with another rank, and awaits the result. The first of the two ranks is late in every reduction.
+fn reduce_as_rank(driver: &Driver, rounds: u64, rank: i32, await_result: impl Fn(&Driver)) {
     let mut report = RoleReport::default();
     driver.open_device(rank as u64);
     let communicator = join_communicator(driver, rank);
@@ -389,7 +401,7 @@ fn reduce_as_rank(driver: &Driver, rounds: u64, rank: i32) {
             0
         );
         let before = now_ns(ClockId::Monotonic);
-        driver.synchronize();
+        await_result(driver);
         report.waited_ns += (now_ns(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
     }
@@ -537,7 +549,7 @@ fn target_spin_without_pause(driver: &Driver, rounds: u64) {
     });
 }
 
-/// Forks a child that stays as it is, and one that execs another program.
+/// Forks a child that stays as it is, one that execs another program, and one that execs this program again.
 fn target_fork_children(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
     let fork = |act: fn()| {
@@ -555,12 +567,24 @@ fn target_fork_children(driver: &Driver, _rounds: u64) {
         use std::os::unix::process::CommandExt;
         let _ = std::process::Command::new("sleep").arg("600").exec();
     });
+    let executes_own = fork(|| {
+        use std::os::unix::process::CommandExt;
+        let program = env::current_exe().expect("it runs");
+        let _ = std::process::Command::new(program)
+            .env(ROLE_VARIABLE, "idles")
+            .exec();
+    });
     let comm = format!("/proc/{executes}/comm");
     eventually("the child executes sleep", || {
         fs::read_to_string(&comm).is_ok_and(|name| name == "sleep\n")
     });
+    let environment = format!("/proc/{executes_own}/environ");
+    eventually("the child executes this program", || {
+        let role = format!("{ROLE_VARIABLE}=idles");
+        fs::read_to_string(&environment).is_ok_and(|text| text.contains(&role))
+    });
     write_report(&RoleReport {
-        children: vec![stays, executes],
+        children: vec![stays, executes, executes_own],
         ..RoleReport::default()
     });
 }

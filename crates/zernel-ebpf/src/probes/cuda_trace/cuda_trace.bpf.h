@@ -95,7 +95,7 @@ static __always_inline bool are_launches_presumed(const struct zernel_symbol *sy
 }
 
 /* Notes that a backward pass begins. A thread without a copy since its last backward pass has its
- * batches on the GPU already. */
+ * batches on the GPU already. One pass may call two functions that begin it; the first of them marks a step. */
 static __always_inline void note_backward_begin(const struct zernel_symbol *symbol,
 					  const struct zernel_process *process,
 					  struct zernel_thread *thread, __u64 now_ns)
@@ -104,6 +104,10 @@ static __always_inline void note_backward_begin(const struct zernel_symbol *symb
 	struct cuda_trace_thread *trace = &thread->cuda_trace;
 
 	if (symbol->enter_event != ZERNEL_BACKWARD_BEGIN)
+		return;
+	if (symbol->mark == ZERNEL_MARK_BACKWARD)
+		trace->marks_backward = true;
+	else if (trace->marks_backward)
 		return;
 	trace->has_batches_on_gpu = presumes && trace->last_copy_end_ns < trace->last_backward_begin_ns;
 	trace->last_backward_begin_ns = presumes ? now_ns : 0;

@@ -14,8 +14,10 @@
 #include "dataload/dataload.bpf.h"
 #include "dist_sync/state.bpf.h"
 #include "duration.h"
+#include "phase_tracker.h"
 #include "process.h"
 #include "sched/state.bpf.h"
+#include "settings.h"
 #include "shared_state.h"
 #include "storage.h"
 #include "symbol.h"
@@ -150,16 +152,20 @@ static __noinline int end_peer_block(struct zernel_thread *thread, struct zernel
 	return 0;
 }
 
-/* The current thread leaves a GPU sync. The tracker has not received that event yet. */
+/* The current thread leaves a GPU sync, or a copy to the host, which is a sync if it is long. The tracker has not received
+ * that event yet. */
 static __noinline int observe_sync_for_collective(__u32 process, __u64 now_ns)
 {
 	struct zernel_task_state *state =
 		zernel_task_storage(&zernel_tasks, bpf_get_current_task_btf(), false);
+	struct zernel_settings *set = zernel_settings();
 	struct zernel_tracker *tracker;
 
-	if (!state)
+	if (!state || !set)
 		return 0;
 	tracker = &state->tracker;
+	if (zernel_in_copy_to_host(tracker) && now_ns - tracker->sync_since_ns < set->tracker.short_wait_max_ns)
+		return 0;
 	if (tracker->flags & ZERNEL_IN_SYNC && tracker->flags & ZERNEL_COLLECTIVE_QUEUED &&
 	    !(tracker->flags & ZERNEL_IN_COLLECTIVE) && now_ns > tracker->sync_since_ns)
 		zernel_observe_duration(process, ZERNEL_DIST_SYNC, now_ns - tracker->sync_since_ns);

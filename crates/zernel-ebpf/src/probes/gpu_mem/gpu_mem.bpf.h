@@ -146,6 +146,22 @@ static __always_inline void record_free(__u32 process, const struct allocation *
 		change_caller_accounts(process, allocation, subtract_bytes_from_caller);
 }
 
+/* Books the allocation at an address as freed. The driver gave the address out again, so the call that freed it was not
+ * observed. */
+__noinline int record_missed_free(__u32 process, __u64 address)
+{
+	struct allocation_key key = { .object = address, .process = process, .kind = MEMORY_ADDRESS };
+	struct allocation *found = bpf_map_lookup_elem(&allocations, &key);
+	struct allocation freed;
+
+	if (!found)
+		return 0;
+	freed = *found;
+	if (delete_allocation(&key))
+		record_free(process, &freed);
+	return 0;
+}
+
 static __always_inline void record_allocation(struct zernel_thread *thread,
 					      struct zernel_open_call *call, __u32 kind,
 					      __u32 device, __u64 context, __u64 bytes)
@@ -158,12 +174,14 @@ static __always_inline void record_allocation(struct zernel_thread *thread,
 		.references = 1,
 	};
 
+	bpf_probe_read_user(&key.object, sizeof(key.object), (void *)call->arguments[0]);
+	if (kind == MEMORY_ADDRESS)
+		record_missed_free(thread->process_handle, key.object);
 	if (!may_add_allocation(thread->process_handle))
 		return;
 	allocation.context_epoch = account_allocation(thread->process_handle, device, context, bytes);
 	if (allocation.context_epoch == MEMORY_NOT_ACCOUNTED)
 		return;
-	bpf_probe_read_user(&key.object, sizeof(key.object), (void *)call->arguments[0]);
 	if (!set_allocation(&key, &allocation)) {
 		account_free(thread->process_handle, device, allocation.context_epoch, bytes);
 		return;

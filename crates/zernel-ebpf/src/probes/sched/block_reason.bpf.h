@@ -254,8 +254,9 @@ static __always_inline __u8 event_of_block(const struct zernel_thread *thread,
 		return ZERNEL_BLOCK_OTHER;
 	switch (thread->sched.last_block_reason) {
 	case SCHED_BLOCKED_IO:
-	case SCHED_BLOCKED_NETWORK:
 		return ZERNEL_BLOCK_IO;
+	case SCHED_BLOCKED_NETWORK:
+		return !loads && only_infers(process) ? ZERNEL_BLOCK_SLEEP : ZERNEL_BLOCK_IO;
 	case SCHED_BLOCKED_FUTEX:
 		return helps_step_announcer(process, state) ? ZERNEL_BLOCK_REQUEST :
 							 ZERNEL_BLOCK_FUTEX;

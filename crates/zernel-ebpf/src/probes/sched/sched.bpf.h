@@ -456,6 +456,7 @@ static __always_inline void forget_thread(struct zernel_thread *thread)
 			give_up_data_wait(thread, process);
 		end_peer_wait(thread);
 		end_counting_peer_block(thread, process, now_ns);
+		drop_compilation(&thread->torch, &process->torch);
 		set_run_state(thread, process, SCHED_STATE_UNKNOWN, now_ns);
 	}
 	end_counted_work(thread, now_ns);
@@ -497,11 +498,12 @@ int process_fork(__u64 *ctx)
 	return 0;
 }
 
-/* Whether two tasks run the same program: one forked the other, and neither called exec since. */
-static __always_inline bool run_same_program(struct task_struct *one, struct task_struct *other)
+/* Whether a parent forked a child in the program that both still run. The kernel counts calls of exec: a child starts with
+ * its parent's count. A child whose parent has exited gets another parent, so the files are compared too. */
+static __always_inline bool runs_program_of_parent(struct task_struct *child, struct task_struct *parent)
 {
-	return BPF_CORE_READ(one, mm, exe_file, f_inode) ==
-	       BPF_CORE_READ(other, mm, exe_file, f_inode);
+	return child->self_exec_id == child->parent_exec_id && child->parent_exec_id == parent->self_exec_id &&
+	       BPF_CORE_READ(child, mm, exe_file, f_inode) == BPF_CORE_READ(parent, mm, exe_file, f_inode);
 }
 
 /* Whether a child works for its parent, although it runs another program. */
@@ -533,7 +535,7 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 		if (!parent || task->vfork_done)
 			return 0;
 		handle = zernel_find_process_handle(parent);
-		if (!handle || !(run_same_program(task, parent) || is_helper_child(task, handle)))
+		if (!handle || !(runs_program_of_parent(task, parent) || is_helper_child(task, handle)))
 			return 0;
 		handle = admit_loader(task, handle);
 	}

@@ -44,7 +44,7 @@ static __noinline bool is_observed(struct zernel_thread *thread, struct zernel_p
 	thread->dist_sync.since_ns = 0;
 	thread->dist_sync.call_entered_ns = 0;
 	thread->torch.records = 0;
-	thread->torch.compile_depth = 0;
+	drop_compilation(&thread->torch, &process->torch);
 	return false;
 }
 

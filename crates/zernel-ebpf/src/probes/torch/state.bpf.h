@@ -5,6 +5,7 @@
 #define TORCH_STATE_BPF_H
 
 #include "kernel.h"
+#include <bpf/bpf_helpers.h>
 
 #define TORCH_RECORD_BITS 4
 
@@ -24,5 +25,14 @@ struct torch_process {
 	__u64 compiling_since_ns; /* when the compilation that is under way began; 0: none is */
 	__u64 compiled_until_ns; /* when the last one ended */
 };
+
+/* Forgets the compilation that a thread is in: its end was missed, or will not be seen. Another thread may have begun one
+ * later, which goes on. */
+static __always_inline void drop_compilation(struct torch_thread *thread, struct torch_process *process)
+{
+	if (thread->compile_depth && process->compiling_since_ns == thread->compile_since_ns)
+		process->compiling_since_ns = 0;
+	thread->compile_depth = 0;
+}
 
 #endif

@@ -223,6 +223,7 @@ static __noinline bool serves_backward_passes(void)
 static __always_inline void torch_read(const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread, struct zernel_function_entry *entry)
 {
+	struct zernel_process *process;
 	__u64 graph = 0;
 
 	switch (symbol->role) {
@@ -242,8 +243,9 @@ static __always_inline void torch_read(const struct zernel_symbol *symbol,
 		if (entry->event == ZERNEL_OPTIMIZER_BEGIN)
 			entry->mark = ZERNEL_MARK_OPTIMIZER;
 		/* No batch is asked for inside of a compilation: its end was missed. */
-		if (entry->event == ZERNEL_DATA_BEGIN)
-			thread->torch.compile_depth = 0;
+		process = entry->event == ZERNEL_DATA_BEGIN ? zernel_process(thread->process_handle) : NULL;
+		if (process)
+			drop_compilation(&thread->torch, &process->torch);
 		entry->event = begin_record(&thread->torch, entry->event);
 		entry->is_ignored = entry->event == ZERNEL_NONE;
 		break;
