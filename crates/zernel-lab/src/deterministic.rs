@@ -26,6 +26,8 @@ pub struct DeterministicSettings {
     pub ticks: TickAlignment,
     /// Virtual time after which the guest stops the command.
     pub virtual_time_limit: Duration,
+    /// How many boots of this run the emulator has crashed.
+    crashed_boots: usize,
 }
 
 impl DeterministicSettings {
@@ -39,6 +41,7 @@ impl DeterministicSettings {
             seed,
             ticks: TickAlignment::default(),
             virtual_time_limit: Self::DEFAULT_VIRTUAL_TIME_LIMIT,
+            crashed_boots: 0,
         }
     }
 
@@ -57,14 +60,25 @@ impl DeterministicSettings {
     }
 
     /// The settings of the next boot after the emulator has crashed the guest: the same limit and ticks, other random
-    /// numbers and another start time. The same boots crash in every run, so the result stays the same, too.
+    /// numbers, another start time and another kernel command line. The same boots crash in every run, so the result stays
+    /// the same, too.
     pub(crate) fn settings_after_emulator_crash(&self) -> impl Iterator<Item = Self> {
         /// This step is larger than the number of seeds of any comparison, so no other run has the same seed.
         const RETRY_SEED_STEP: u64 = 1_000_003;
         (1..4).map(|attempt| Self {
             seed: self.seed.wrapping_add(attempt * RETRY_SEED_STEP),
+            crashed_boots: attempt as usize,
             ..self.clone()
         })
+    }
+
+    /// A word for the kernel's command line after boots that the emulator crashed. Until the kernel starts its first
+    /// program, a boot does not depend on the seed. The kernel ignores the word, but reads and prints it, which takes
+    /// time, so that interrupts come at other moments.
+    pub(crate) fn boot_delay_argument(&self) -> Option<String> {
+        const LETTERS_PER_CRASH: usize = 17;
+        let letters = "x".repeat(LETTERS_PER_CRASH * self.crashed_boots);
+        (self.crashed_boots > 0).then(|| format!("zernel.boot_delay={letters}"))
     }
 
     /// QEMU's options of a deterministic run, without the accelerator and the CPU.

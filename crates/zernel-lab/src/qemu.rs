@@ -212,17 +212,17 @@ fn kernel_command_line(spec: &VmSpec) -> String {
         "console=ttyS0 rdinit={} panic=-1 oops=panic nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
         guest::INIT_PATH
     );
-    for word in spec
-        .deterministic_settings
-        .iter()
-        .flat_map(DeterministicSettings::kernel_arguments)
-    {
+    let settings = spec.deterministic_settings.iter();
+    let fixed = settings.flat_map(DeterministicSettings::kernel_arguments);
+    for word in fixed {
         words.push(' ');
         words.push_str(word);
     }
-    for word in &spec.kernel_arguments {
+    let settings = spec.deterministic_settings.iter();
+    let delay = settings.filter_map(DeterministicSettings::boot_delay_argument);
+    for word in delay.chain(spec.kernel_arguments.iter().cloned()) {
         words.push(' ');
-        words.push_str(word);
+        words.push_str(&word);
     }
     words
 }

@@ -265,20 +265,27 @@ impl VmSpec {
             .collect();
         let program = program.as_ref();
         let mut outcome = self.run_without_retry(program, &arguments);
-        let settings_of_retries = self
-            .deterministic_settings
-            .iter()
-            .flat_map(DeterministicSettings::settings_after_emulator_crash);
-        for deterministic in settings_of_retries {
+        for retry in self.specs_after_emulator_crash() {
             match &outcome {
                 Err(error) if error.is_emulator_crash() => {
-                    let retry = self.clone().deterministic(deterministic);
                     outcome = retry.run_without_retry(program, &arguments);
                 }
                 _ => break,
             }
         }
         outcome
+    }
+
+    /// What to boot next each time the emulator has crashed the guest. Two boots of a machine that is not deterministic differ
+    /// anyway.
+    fn specs_after_emulator_crash(&self) -> Vec<Self> {
+        match &self.deterministic_settings {
+            None => vec![self.clone(); 3],
+            Some(settings) => settings
+                .settings_after_emulator_crash()
+                .map(|settings| self.clone().deterministic(settings))
+                .collect(),
+        }
     }
 
     fn run_without_retry(
