@@ -111,6 +111,7 @@ impl TorchAnnouncer {
         let graph = &raw const *self;
         let engine = ptr::null();
         let arguments = [engine, (&raw const graph).cast(), ptr::null()];
+        call_library_function(&self.library, "execute", arguments)?;
         call_library_function(&self.library, "thread_main", arguments)?;
         self.backward.run(launches)
     }
