@@ -14,7 +14,7 @@ struct zernel_losses {
 	__u64 memory_accounts; /* allocations of call sites beyond the map of accounts */
 	__u64 communicators; /* communicators beyond their map */
 	__u64 threads; /* events of threads that got no storage */
-	__u64 switches; /* context switches missing from both events and the kernel's accounts */
+	__u64 switches; /* context switches that no event showed and that could not be recovered */
 	__u64 contexts; /* CUDA contexts pushed too deep */
 	__u64 collectives; /* collectives overwritten before their end was seen */
 	__u64 trace; /* records that found the ring buffer of the trace full */

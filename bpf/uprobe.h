@@ -29,7 +29,7 @@ static __always_inline void zernel_unreachable_tail_call(void *ctx, void *array)
 {
 	__u64 never;
 
-	/* Zero: the verifier knows, the compiler does not. */
+	/* It is zero. The verifier knows that, the compiler does not. */
 	asm volatile("%0 = 0" : "=r"(never));
 	if (never)
 		bpf_tail_call(ctx, array, 0);

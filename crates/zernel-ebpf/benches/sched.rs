@@ -142,7 +142,7 @@ fn pin_to_one_cpu() {
     set_scheduling_policy(libc::SCHED_FIFO, 1);
 }
 
-/// Sets the scheduling policy of the calling thread. False if that is not permitted.
+/// Sets the scheduling policy of the calling thread. Returns false if the kernel refuses.
 fn set_scheduling_policy(policy: i32, sched_priority: i32) -> bool {
     let priority = libc::sched_param { sched_priority };
     // SAFETY: a valid parameter for the calling thread.

@@ -178,7 +178,7 @@ APT::Update::Error-Mode "any";
     }
 }
 
-/// Whether packages could be downloaded on this machine, if the network works.
+/// Checks that packages can be downloaded on this machine, provided the network works.
 pub(crate) fn check_can_fetch_packages() -> Result<(), AptError> {
     for program in ["apt-get", "apt-cache", "dpkg-deb"] {
         if find_program(program).is_none() {

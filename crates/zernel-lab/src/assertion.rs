@@ -68,7 +68,7 @@ pub enum Assertion {
         /// The largest latency that passes, in microseconds.
         at_most_us: u64,
     },
-    /// A quantile of a group's step times has at most a certain value.
+    /// A quantile of a group's step times is at most a given value.
     StepTime {
         /// The name of the group.
         group: String,

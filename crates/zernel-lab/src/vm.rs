@@ -134,7 +134,7 @@ impl CommandOutcome {
     }
 }
 
-/// A virtual machine to run one command in. No virtual machine starts before [`VmSpec::run`], which may be called any
+/// Describes a virtual machine to run one command in. No virtual machine starts before [`VmSpec::run`], which may be called any
 /// number of times; each run is a fresh boot.
 #[derive(Debug, Clone)]
 pub struct VmSpec {

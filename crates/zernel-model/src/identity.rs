@@ -57,7 +57,7 @@ pub struct Identity {
     /// Whether the environment could be read. If the environment could not be read, variables whose field is `None` may
     /// still be set.
     pub environment_read: bool,
-    /// ML frameworks and libraries that the process mapped when its identity was first read. `None` if its mappings
+    /// ML frameworks and libraries that the process mapped when its identity was last read. `None` if its mappings
     /// could not be read.
     pub frameworks: Option<Vec<String>>,
 }

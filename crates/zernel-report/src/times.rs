@@ -359,7 +359,8 @@ pub(crate) struct RankTimeParts {
     seconds: [f64; TimePart::ALL.len()],
     /// The loaders' share of [`TimePart::CpuDelay`].
     pub(crate) loader_cpu_delay: f64,
-    /// Host work that counts as [`TimePart::Gpu`], because the rank waits for its GPU more than the GPU for it.
+    /// Host work that counts as [`TimePart::Gpu`], because the rank waits for its GPU longer than the GPU is idle, or the
+    /// GPU is almost never idle.
     pub(crate) host_work_ahead_of_gpu: f64,
     /// Busy share of its GPUs. `None`: NVML reports no utilization.
     pub(crate) gpu_busy_share: Option<f64>,

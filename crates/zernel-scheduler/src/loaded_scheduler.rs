@@ -64,7 +64,7 @@ impl<'a> LoadedScheduler<'a> {
         Duration::from_nanos(self.bss().settings.slice_ns)
     }
 
-    /// The percentage of their fair share that others keep.
+    /// The percentage of their fair share that tasks without privilege keep.
     #[must_use]
     pub fn guarantee_percent(&self) -> u32 {
         self.bss().settings.guarantee_percent

@@ -17,7 +17,7 @@ use zernel_workload::{ReportTable, WorkType};
 
 use crate::{help, interrupt_flags};
 
-/// Run reproducible loads: workers that spin, wake each other or train
+/// Run reproducible loads: workers that, for example, spin, wake each other or train
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(subcommand)]

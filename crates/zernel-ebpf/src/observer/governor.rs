@@ -75,8 +75,8 @@ impl GovernorOptions {
 /// Probes on a sampled function are attached permanently again after it was cheap for this many rounds (10 s).
 const CHEAP_ROUNDS_UNTIL_PERMANENT: u32 = 20;
 
-/// Rounds above the ceiling before a process is excluded. Several rounds pass until sampling lowers the measured
-/// overhead.
+/// Rounds in a row in which the overhead, without sampled functions, exceeds the ceiling before a process is excluded:
+/// one busy round is not enough.
 const ROUNDS_ABOVE_CEILING: u32 = 4;
 
 /// The measured cost of a probed call on this machine, and the number of sampling windows so far.

@@ -27,7 +27,8 @@ pub(crate) struct GpuBound {
     time: ResourceTime,
     /// Waits for the GPU in which collectives may have run.
     possible_collective_seconds: f64,
-    /// Host work that counts as waiting, because the ranks wait for their GPUs more than the GPUs for them.
+    /// Host work that counts as waiting, because the ranks wait for their GPUs longer than the GPUs are idle, or the GPUs
+    /// are almost never idle.
     host_ahead_seconds: f64,
     /// Time in which their GPUs were idle.
     gpu_idle_seconds: f64,

@@ -124,7 +124,7 @@ pub(crate) fn test_options(folder: &TempDir) -> Options {
 /// The token of [`require_token`].
 pub(crate) const TEST_TOKEN: &str = "0123456789abcdef";
 
-/// Makes TCP clients send the token.
+/// Makes the server require the token from TCP clients.
 pub(crate) fn require_token(options: &mut Options) {
     options.expose = Expose::Token;
     options.token = Some(Secret::new(TEST_TOKEN).unwrap());

@@ -17,8 +17,7 @@ struct ThreadStart<'a> {
 extern "C" fn thread_entry(start: *mut c_void) -> *mut c_void {
     // SAFETY: `run_threads` keeps the `ThreadStart` alive until this thread is joined.
     let start = unsafe { &*start.cast::<ThreadStart<'_>>() };
-    // A container is a process of its own: a panic ends it the same way in builds that unwind and
-    // in those that abort.
+    // A panic must end the process of a container the same way in builds that unwind and in builds that abort.
     if catch_unwind(AssertUnwindSafe(|| (start.body)(start.argument))).is_err() {
         // SAFETY: ends the process.
         unsafe { libc::abort() };

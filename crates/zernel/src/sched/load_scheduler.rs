@@ -159,7 +159,7 @@ fn run_and_restart_scheduler(
     }
 }
 
-/// Schedules in place of the predecessor, until the flag is set.
+/// Schedules in place of the predecessor, until `stop` is set or the kernel ejects the scheduler.
 fn run_in_place_of_predecessor(
     settings: &SchedSettings,
     predecessor: &Predecessor,

@@ -72,7 +72,7 @@ impl StepCounts {
 pub(super) struct PairedBlocks {
     /// Logarithms of the figures.
     log_ratios: Vec<f64>,
-    /// Pairs whose blocks have different processes, or none.
+    /// Pairs whose blocks did not count the steps of the same processes, or of any.
     pub(super) discarded_pairs: u32,
 }
 

@@ -26,7 +26,8 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
 /// Samples per snapshot.
 const SAMPLES_PER_SNAPSHOT: u32 = 2;
-/// The most bytes of a trace's entries. A longer trace is cut at this length, and its header reports the loss.
+/// The most bytes of a trace's entries. A longer trace is cut at about this length, and its header has the number of
+/// lost events.
 const MAX_ENTRY_BYTES: usize = 512 << 20;
 
 /// A thread that records a trace until it is stopped.

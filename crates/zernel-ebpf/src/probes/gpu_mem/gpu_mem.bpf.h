@@ -8,8 +8,8 @@
  * Memory from pools is counted twice: in accounts of its own and in those of all memory. While the pool functions are
  * sampled, the amount of pooled memory is unknown, and userspace subtracts its last known amount.
  *
- * Created memory is held by its handle and by each of its mappings. Created memory is freed when its handle was
- * released and all its mappings were removed, in any order.
+ * Created memory is held by its handle and by each of its mappings. Created memory is freed once its handle has
+ * been released and all its mappings have been removed, in either order.
  *
  * All other memory belongs to a CUDA context, and is freed with the context. A context has a word with the bytes that
  * it holds and its epoch, which counts how often it was emptied. Each allocation and each account of a caller belongs

@@ -66,7 +66,7 @@ struct communicator {
 	__u32 ranks; /* 0: unknown */
 	__u32 split_count;
 	__u64 operations; /* of the last 16 collectives, four bits each, the newest lowest */
-	__u64 longest_gap_ns; /* between the entries of two successive collectives */
+	__u64 longest_gap_ns; /* longest time between the entries into two successive collectives */
 };
 
 struct {
