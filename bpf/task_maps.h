@@ -18,7 +18,7 @@ struct {
 } zernel_tasks SEC(".maps");
 
 struct zernel_heartbeat {
-	__u64 beat_ns; /* the last beat; 0: the process has ended */
+	__u64 last_beat_ns; /* the last beat; 0: the process has ended */
 	__u32 owner_pid; /* its pid */
 	__u32 layout_hash; /* hash of the layout of task states */
 	__u64 since_ns; /* when it began to beat: another value is another process */
@@ -46,10 +46,10 @@ static inline int zernel_is_observed(__u64 now_ns)
 {
 	__u32 observer = ZERNEL_HEART_OBSERVER;
 	const struct zernel_heartbeat *heart = bpf_map_lookup_elem(&zernel_heartbeats, &observer);
-	__u64 beat_ns = heart ? *(volatile const __u64 *)&heart->beat_ns : 0;
+	__u64 last_beat_ns = heart ? *(volatile const __u64 *)&heart->last_beat_ns : 0;
 
 	/* A beat may be later than the caller's time, if that was taken earlier. */
-	return beat_ns && (__s64)(now_ns - beat_ns) < (__s64)ZERNEL_HEART_TIMEOUT_NS;
+	return last_beat_ns && (__s64)(now_ns - last_beat_ns) < (__s64)ZERNEL_HEART_TIMEOUT_NS;
 }
 
 #endif

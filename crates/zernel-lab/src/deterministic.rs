@@ -138,7 +138,7 @@ pub struct DeterministicRunRecord {
     /// CPU time) at the end. Two runs of the same files, command and seed must have the same digest.
     pub digest: RunDigest,
     /// Virtual time from the guest's boot to the end of the command.
-    pub virtual_time: Duration,
+    pub virtual_run_time: Duration,
     /// The kernel's counters as text, which the guest printed at the end of the command.
     pub kernel_counters: String,
 }

@@ -140,7 +140,7 @@ pub(crate) fn qemu_arguments(
 ) -> Vec<OsString> {
     let (accelerator, cpu) = match accelerator {
         Accelerator::Kvm => ("kvm".to_owned(), "host".to_owned()),
-        Accelerator::Tcg | Accelerator::Auto => (emulator_option(spec), emulated_cpu(spec)),
+        Accelerator::Tcg | Accelerator::Auto => (tcg_accelerator_option(spec), emulated_cpu(spec)),
     };
     let mut arguments: Vec<OsString> = ["-nodefaults", "-no-user-config", "-no-reboot"]
         .map(OsString::from)
@@ -178,7 +178,7 @@ pub(crate) fn qemu_arguments(
 ///
 /// A vCPU whose code no longer fits into the memory for translated code loses its turn. QEMU takes an eighth of the host's
 /// memory for it, 1 GiB at most; a deterministic run takes 1 GiB on every host, of which a boot fills 0.1 GiB.
-fn emulator_option(spec: &VmSpec) -> String {
+fn tcg_accelerator_option(spec: &VmSpec) -> String {
     let mut option = "tcg,thread=single".to_owned();
     if spec.deterministic_settings.is_some() {
         option += ",tb-size=1024";

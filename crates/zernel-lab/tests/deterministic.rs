@@ -251,10 +251,12 @@ fn virtual_time_limit_ends_command() -> TestResult {
     let vm = vm_with_seed(1)?.deterministic(deterministic);
     let outcome = run_script(&vm, "sleep 2; echo in time")?;
     assert_eq!(outcome.stdout, b"in time\n");
-    let virtual_time = outcome.deterministic_run.map(|record| record.virtual_time);
+    let virtual_run_time = outcome
+        .deterministic_run
+        .map(|record| record.virtual_run_time);
     assert!(
-        virtual_time > Some(Duration::from_secs(2)),
-        "{virtual_time:?}"
+        virtual_run_time > Some(Duration::from_secs(2)),
+        "{virtual_run_time:?}"
     );
     match run_script(&vm, "echo so far; sleep 4; echo too late") {
         Err(VmError::VirtualTimeLimitReached { partial_output }) => {

@@ -106,7 +106,7 @@ crate::mirrors! {
 
         /// `struct zernel_heartbeat`.
         pub struct Heartbeat = "zernel_heartbeat" {
-            beat_ns: u64,
+            last_beat_ns: u64,
             owner_pid: u32,
             layout_hash: u32,
             since_ns: u64,
@@ -223,7 +223,7 @@ impl Heartbeat {
     /// Whether the process beats at `now_ns`.
     #[must_use]
     pub fn is_alive(&self, now_ns: u64) -> bool {
-        self.beat_ns != 0 && now_ns.saturating_sub(self.beat_ns) < HEART_TIMEOUT_NS
+        self.last_beat_ns != 0 && now_ns.saturating_sub(self.last_beat_ns) < HEART_TIMEOUT_NS
     }
 }
 

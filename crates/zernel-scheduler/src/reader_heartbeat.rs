@@ -29,9 +29,9 @@ impl<'a> ReaderHeartbeat<'a> {
         self.write_heartbeat_at(monotonic_ns());
     }
 
-    fn write_heartbeat_at(&self, beat_ns: u64) {
+    fn write_heartbeat_at(&self, last_beat_ns: u64) {
         let heartbeat = Heartbeat {
-            beat_ns,
+            last_beat_ns,
             owner_pid: std::process::id(),
             layout_hash: layout_hash(),
             since_ns: self.since_ns,

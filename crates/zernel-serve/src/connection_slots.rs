@@ -21,7 +21,7 @@ pub(crate) struct SlotLimits {
 /// What happens to a client that finds its owner's slots taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FullSlotsPolicy {
-    /// The new client gets the slot of the owner's oldest client, whose connection is ended.
+    /// The oldest connection of the same owner is ended, and the new client gets its slot.
     EndOldest,
     /// It gets none.
     Refuse,

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
 }
 
 /// The plan of a job with a few short steps.
-fn short_plan(seed: u64) -> JobPlan {
+fn short_job_plan(seed: u64) -> JobPlan {
     JobPlan {
         steps: 12,
         load_method: LoadMethod::Network,
@@ -48,7 +48,7 @@ fn job_runs_all_parts_of_its_plan() {
         checkpoint_bytes: 300_000,
         warm_up_steps: 2,
         spins_for_gpu: true,
-        ..short_plan(1)
+        ..short_job_plan(1)
     };
     let job = Job::new(plan).unwrap();
     assert!(job.job_command().unwrap().status().unwrap().success());
@@ -76,7 +76,7 @@ fn job_runs_all_parts_of_its_plan() {
 fn overlapped_collectives_complete_all_steps() {
     let job = Job::new(JobPlan {
         overlaps_reductions: true,
-        ..short_plan(2)
+        ..short_job_plan(2)
     });
     let job = job.unwrap();
     assert!(job.job_command().unwrap().status().unwrap().success());
@@ -84,7 +84,7 @@ fn overlapped_collectives_complete_all_steps() {
 }
 
 fn failing_rank_ends_job() {
-    let job = Job::new(short_plan(3)).unwrap();
+    let job = Job::new(short_job_plan(3)).unwrap();
     std::fs::remove_file(job.library_path("libnccl.so.2")).unwrap();
     let status = job.job_command().unwrap().status().unwrap();
     assert_eq!(status.code(), Some(1));

@@ -17,9 +17,11 @@ pub struct Need {
 impl Need {
     /// The result of the check, which runs at most once per process.
     pub(crate) fn check_once(&self) -> Result<(), String> {
-        static CHECK_RESULTS: Mutex<BTreeMap<usize, Result<(), String>>> =
+        static CACHED_CHECK_RESULTS: Mutex<BTreeMap<usize, Result<(), String>>> =
             Mutex::new(BTreeMap::new());
-        let mut results = CHECK_RESULTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut results = CACHED_CHECK_RESULTS
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         // Results are kept by the address of the check. Equal addresses mean equal code. Equal code at two addresses is
         // only checked twice.
         let result = results.entry(self.check as usize);

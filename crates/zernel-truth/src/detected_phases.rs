@@ -261,7 +261,7 @@ struct PhaseTimelines {
 struct PhaseCorrections {
     previous_event_ns: u64,
     blocked_since_ns: u64,
-    copy_to_host_ns: u64,
+    copy_to_host_entered_ns: u64,
     /// When a time began that later events may turn into loading, or into an optimizer step.
     undecided_since_ns: u64,
     update_since_ns: u64,
@@ -284,7 +284,7 @@ impl PhaseCorrections {
                     true => WorkloadPhase::NcclCollective,
                     false => WorkloadPhase::GpuCompute,
                 };
-                Some((self.copy_to_host_ns, phase))
+                Some((self.copy_to_host_entered_ns, phase))
             }
             ThreadEvent::AwaitedCompile => Some((self.previous_event_ns, WorkloadPhase::Unknown)),
             ThreadEvent::AwaitedCollective => {
@@ -312,7 +312,7 @@ impl PhaseCorrections {
             self.blocked_since_ns = event.at_ns;
         }
         if kind == Some(ThreadEvent::CopyToHostEnter) {
-            self.copy_to_host_ns = event.at_ns;
+            self.copy_to_host_entered_ns = event.at_ns;
         }
         self.flags = event.tracker_flags;
         if !matches!(kind, Some(ThreadEvent::Preempt | ThreadEvent::Resume)) {

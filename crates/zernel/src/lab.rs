@@ -182,7 +182,7 @@ fn print_determinism(seed: u64, deterministic_run: &DeterministicRunRecord, boot
     eprintln!(
         "zernel: deterministic, seed {seed}: digest {}, {:.6} virtual seconds; booted in {:.1} s",
         deterministic_run.digest,
-        deterministic_run.virtual_time.as_secs_f64(),
+        deterministic_run.virtual_run_time.as_secs_f64(),
         boot_time.as_secs_f64()
     );
 }

@@ -95,7 +95,7 @@ fn assert_job_is_observed_exactly_in_vm(version: &str, rung: &str, preemption: O
 }
 
 /// A job of a few seconds under an emulator.
-fn short_plan() -> JobPlan {
+fn short_job_plan() -> JobPlan {
     JobPlan {
         steps: 30,
         jitter: 0.1,
@@ -113,7 +113,7 @@ fn short_plan() -> JobPlan {
 }
 
 fn assert_job_is_observed_exactly() {
-    let job = Job::new(short_plan()).unwrap();
+    let job = Job::new(short_job_plan()).unwrap();
     let log = tempfile::tempdir().unwrap();
     let mut run = Command::new(ZERNEL_PATH);
     run.args(["run", "--json", "-", "--budget", "none"]);
@@ -156,7 +156,7 @@ fn assert_all_calls_are_counted(rank: &Value, truth: &TruthLog) {
         let total = calls.entry(symbol).or_default();
         *total = (total.0 + count.calls, total.1 + count.bytes);
     }
-    let plan = short_plan();
+    let plan = short_job_plan();
     let steps = u64::from(plan.steps);
     let of_step = 3 * plan.launches + plan.optimizer_launches;
     let own = steps * u64::from(of_step);

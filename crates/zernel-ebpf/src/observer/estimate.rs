@@ -124,7 +124,7 @@ pub(super) struct LaunchesPerStep {
     by_step: RatioOfSums,
 }
 
-/// Lower bound of w − l, as a share of w, in the weight of a step. Windows are planned to be 1.4 times as long as nine
+/// A step of length l has the weight 1/(w − l) in a window of length w. w − l counts as at least this share of w. Windows are planned to be 1.4 times as long as nine
 /// of ten steps, which leaves 0.29; without a limit, one step that just fitted would outweigh all others.
 const MIN_ROOM_FOR_STEP: f64 = 0.1;
 

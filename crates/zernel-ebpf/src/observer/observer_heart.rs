@@ -68,9 +68,9 @@ fn write_beat(hearts: &MappedArray<Heartbeat>, since_ns: u64) {
     write_heartbeat(hearts, monotonic_ns(), since_ns);
 }
 
-fn write_heartbeat(hearts: &MappedArray<Heartbeat>, beat_ns: u64, since_ns: u64) {
+fn write_heartbeat(hearts: &MappedArray<Heartbeat>, last_beat_ns: u64, since_ns: u64) {
     let heartbeat = Heartbeat {
-        beat_ns,
+        last_beat_ns,
         owner_pid: std::process::id(),
         layout_hash: layout_hash(),
         since_ns,

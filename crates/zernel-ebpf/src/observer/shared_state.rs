@@ -138,8 +138,8 @@ impl PinDirectory {
         while first.is_alive(monotonic_ns()) {
             thread::sleep(Duration::from_millis(20));
             let next = self.read_heartbeat()?;
-            if next.beat_ns != first.beat_ns {
-                return (next.beat_ns != 0).then_some(next.owner_pid);
+            if next.last_beat_ns != first.last_beat_ns {
+                return (next.last_beat_ns != 0).then_some(next.owner_pid);
             }
         }
         None

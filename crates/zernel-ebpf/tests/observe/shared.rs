@@ -141,12 +141,12 @@ impl PinnedMapsReader {
     }
 
     /// Beats once, as a reader does five times per second.
-    fn beat_as_reader(&self, beat_ns: u64) {
+    fn beat_as_reader(&self, last_beat_ns: u64) {
         let heartbeat = Heartbeat {
-            beat_ns,
+            last_beat_ns,
             owner_pid: std::process::id(),
             layout_hash: layout_hash(),
-            since_ns: beat_ns,
+            since_ns: last_beat_ns,
         };
         let key = HEART_READER.to_ne_bytes();
         self.hearts
@@ -221,7 +221,7 @@ pub(crate) fn pins_outlive_a_restart() {
     reader.beat_as_reader(now_ns());
     drop(second);
     assert_eq!(
-        reader.observer_heartbeat().beat_ns,
+        reader.observer_heartbeat().last_beat_ns,
         0,
         "it says that it ends"
     );
@@ -236,8 +236,8 @@ pub(crate) fn pins_outlive_a_restart() {
 }
 
 /// A heartbeat as a later version may have it: with more fields than this one.
-fn long_heartbeat(beat_ns: u64, owner: u32) -> Vec<u8> {
-    let mut value = beat_ns.to_ne_bytes().to_vec();
+fn long_heartbeat(last_beat_ns: u64, owner: u32) -> Vec<u8> {
+    let mut value = last_beat_ns.to_ne_bytes().to_vec();
     value.extend(owner.to_ne_bytes());
     value.resize(32, 0);
     value

@@ -278,7 +278,7 @@ impl RunFolder {
         ];
         Ok(DeterministicRunRecord {
             digest: RunDigest::of_texts(texts),
-            virtual_time: guest::virtual_time_in_status(&status).unwrap_or_default(),
+            virtual_run_time: guest::virtual_time_in_status(&status).unwrap_or_default(),
             kernel_counters: status,
         })
     }

@@ -28,7 +28,7 @@ impl PassesBeforeFirstUpdate {
     }
 
     /// The first step, if its known part alone is longer than each of the steps that follow: it compiled the model, say.
-    /// Many backward passes without an update are no part of a step.
+    /// If the process made more than [`MAX_RUN_OF_MARKS`] backward passes before its first update, they are no step.
     pub(super) fn slow_first_step(&self, following: &[Option<Step>]) -> Option<Step> {
         let step = Step {
             begin_ns: self.begin_ns?,

@@ -19,7 +19,7 @@ fn the_end_of_a_compilation_changes_no_later_phase() {
     assert_eq!(track(&events, 7), [(Unknown, 0, 5), (DataLoading, 5, 7)]);
 }
 
-/// The thread of the backward pass compiles it first.
+/// The training thread waits while another thread compiles the backward pass, and then runs that pass.
 #[test]
 fn a_wait_for_a_compilation_belongs_to_no_phase() {
     let backward = [

@@ -198,7 +198,7 @@ static void end_loan(struct cpu *cpu)
 
 /* Gives the CPU of the spinner that ran last to a borrower for a turn, if the timer asked for it and the
  * spinner may go on. A CPU that must pay the guarantee lends to ordinary tasks only. */
-static bool begin_loan(struct task_struct *prev, const struct task *task, __u32 number, __u64 now_ns)
+static bool lend_cpu_of_spinner(struct task_struct *prev, const struct task *task, __u32 number, __u64 now_ns)
 {
 	struct cpu *cpu = cpu_at(number);
 	bool is_lender = !cpu->is_lent && task && prev->pid == cpu->lender_tid;

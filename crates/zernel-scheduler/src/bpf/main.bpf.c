@@ -255,7 +255,7 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	enum rank rank = RANK_ORDINARY;
 	bool is_first, pays = false, owes_pinned = false;
 
-	if (cpu_at(cpu)->lender_tid && begin_loan(prev, task, cpu, now_ns))
+	if (cpu_at(cpu)->lender_tid && lend_cpu_of_spinner(prev, task, cpu, now_ns))
 		return;
 	if (settings.privilege != PRIVILEGE_NOBODY) {
 		if (task && !task->has_yielded)

@@ -147,7 +147,7 @@ static bool is_observer(const struct task_struct *p)
 	__u32 observer = ZERNEL_HEART_OBSERVER;
 	const struct zernel_heartbeat *heart = bpf_map_lookup_elem(&zernel_heartbeats, &observer);
 
-	return heart && heart->beat_ns && heart->owner_pid == p->tgid;
+	return heart && heart->last_beat_ns && heart->owner_pid == p->tgid;
 }
 
 /* The weights that share all CPUs, as the tasks that are pinned to one CPU see it: they can get no more than that

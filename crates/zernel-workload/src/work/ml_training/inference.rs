@@ -22,7 +22,7 @@ spec_table! {
         pub gpu_us: u64 = 500,
         /// How the server waits for the GPU.
         pub gpu_wait: GpuWait = GpuWait::Block,
-        /// The GPU that the server uses.
+        /// How the GPU work of the server is done: as time on the CPU's clock, or by a CUDA driver.
         pub gpu: GpuBackend = GpuBackend::CpuTime,
         /// Requests whose time from arrival to answer is recorded, at most 1000000.
         pub traced_requests: usize = 1_000,
