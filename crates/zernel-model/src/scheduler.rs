@@ -22,7 +22,7 @@ macro_rules! for_each_sched_counter {
             aged "Times that a task went to the front of its queue because it had waited for too long.",
             critical_wakeups "Wake-ups of critical threads that preempted another task.",
             critical_kept "Times that a critical thread was kept on its CPU.",
-            guarantee_hits "Times that a critical thread or a loader waited because others had lost enough.",
+            guarantee_hits "Decisions in which a CPU had to pay the guarantee while it ran a critical thread, or one or a loader waited.",
             handoffs "Threads that a critical thread woke, and that became critical.",
             raised "Threads that waited in a queue when a critical thread of their process blocked, and that rose.",
             feed_wakeups "Wake-ups of loaders that preempted another task.",

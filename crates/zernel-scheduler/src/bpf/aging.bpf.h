@@ -5,8 +5,8 @@
  * it a little would wait for minutes. The kernel's watchdog ejects a scheduler that lets a task wait.
  * So a timer looks at the waiting tasks. One that has waited for longer than MAX_LEAD_NS goes to
  * the front of its queue; beside tasks that may be critical, one that has waited for longer than the guarantee
- * allows (max_fair_wait_ns). Weights are not exact then. The front is a place and no credit: when the task runs, it is
- * no further behind than before. Critical threads wait in the order in which they came, so nothing is moved there: see
+ * allows (max_fair_wait_ns). Weights are not exact then. This gives the task no credit: when it runs, it is no further
+ * behind than before. Critical threads wait in the order in which they came, so nothing is moved there: see
  * critical_vtime. A thread of the observer may wait for MIN_LONG_WAIT_NS: its heart beats five times a second, and
  * without a beat for a second nobody has a rank.
  */
@@ -29,9 +29,13 @@ struct {
 /* Whether a task has waited for too long and is not at the front yet. */
 static bool must_age(const struct task_struct *p, const struct task *task, __u64 front, __u64 now_ns)
 {
-	__u64 max_wait_ns = settings.privilege == PRIVILEGE_NOBODY ? MAX_LEAD_NS : max_fair_wait_ns(p, task);
+	__u64 max_wait_ns = MAX_LEAD_NS;
 
-	return has_waited(task, max_wait_ns, now_ns) && is_before(front, p->scx.dsq_vtime);
+	if (!has_waited(task->runnable_ns, MIN_LONG_WAIT_NS, now_ns))
+		return false;
+	if (settings.privilege != PRIVILEGE_NOBODY || is_observer(p))
+		max_wait_ns = max_fair_wait_ns(p, task);
+	return has_waited(task->runnable_ns, max_wait_ns, now_ns) && is_before(front, p->scx.dsq_vtime);
 }
 
 /* Moves the tasks of a queue that have waited for too long to its front. */
@@ -56,7 +60,7 @@ __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 			front = front_vtime(task, is_observer(p) ? MAX_LEAD_NS : 0);
 			if (!must_age(p, task, front, now_ns))
 				continue;
-			/* Of several moves the first one knows. */
+			/* Only the first move sees the original virtual time. */
 			if (!task->vtime_before_aging)
 				task->vtime_before_aging = p->scx.dsq_vtime;
 			scx_bpf_dsq_move_set_vtime(&it, front);

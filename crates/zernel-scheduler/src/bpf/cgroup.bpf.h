@@ -26,6 +26,7 @@ struct cgroup_node {
 	struct bpf_spin_lock lock;
 	__u32 parent;
 	__u32 weight;
+	bool is_deleted;
 	__s64 active_weight; /* weights of its runnable tasks and active children */
 	__s64 weight_at_parent; /* the part of its parent's `active_weight` that comes from here */
 	/* cpu.max: see bandwidth.bpf.h. */
@@ -87,7 +88,7 @@ static __s64 update_weight_at_parent(struct cgroup_node *node, __s64 added)
 	node->active_weight += added;
 	/* Two CPUs may report a start and its end in the wrong order: a negative sum is not active.
 	 */
-	counted = node->active_weight > 0 ? node->weight : 0;
+	counted = node->active_weight > 0 && !node->is_deleted ? node->weight : 0;
 	difference = counted - node->weight_at_parent;
 	node->weight_at_parent = counted;
 	bpf_spin_unlock(&node->lock);
@@ -164,6 +165,7 @@ static __u32 create_cgroup_node(struct cgroup *cgroup, __u32 weight)
 		return ROOT_CGROUP_INDEX;
 	node->parent = parent_cgroup_node(cgroup);
 	node->weight = weight;
+	node->is_deleted = false;
 	node->active_weight = 0;
 	node->weight_at_parent = 0;
 	node->quota_ns = 0;
@@ -176,8 +178,8 @@ static __u32 create_cgroup_node(struct cgroup *cgroup, __u32 weight)
 	return index;
 }
 
-/* Takes the weight of a deleted cgroup back from its parent. A task that still runs there weighs nothing for the
- * parent, also when it ends. */
+/* Takes the weight of a deleted cgroup back from its parent. A task that still runs there does not count at the parent,
+ * nor when it ends. */
 static void settle_weight_at_parent(__u32 index)
 {
 	struct cgroup_node *node = cgroup_node_at(index);
@@ -185,7 +187,7 @@ static void settle_weight_at_parent(__u32 index)
 
 	if (!node)
 		return;
-	node->weight = 0;
+	node->is_deleted = true;
 	difference = update_weight_at_parent(node, 0);
 	if (difference)
 		add_runnable_weight(node->parent, difference);

@@ -10,7 +10,15 @@ struct counters counters = {};
 struct ending ending = {};
 /* Time that tasks ran on CPUs that others lent them. */
 __u64 lent_ns = 0;
-/* How many CPUs are online. */
-static __u32 online_cpus = 1;
+/* How many CPUs are online, and how many of them run a task of a higher scheduling class. */
+static __s32 online_cpus = 1, lost_cpus;
+
+/* How many CPUs can run tasks of this scheduler. */
+static __u32 usable_cpus(void)
+{
+	__s32 usable = online_cpus - lost_cpus;
+
+	return usable > 0 ? usable : 1;
+}
 
 #endif

@@ -37,7 +37,7 @@
 static void add_guaranteed_time(__u64 now_ns)
 {
 	__u64 before_ns = promised_up_to_ns;
-	__s64 largest_ns = settings.slice_ns * online_cpus;
+	__s64 largest_ns = settings.slice_ns * usable_cpus();
 	__s64 elapsed_ns = now_ns - before_ns, wanted_ns;
 	__u64 guaranteed_ns;
 
@@ -45,7 +45,7 @@ static void add_guaranteed_time(__u64 now_ns)
 	    !__sync_bool_compare_and_swap(&promised_up_to_ns, before_ns, now_ns) ||
 	    elapsed_ns >= (__s64)SECOND_NS)
 		return;
-	guaranteed_ns = (__u64)elapsed_ns * online_cpus * settings.guarantee_percent / 100;
+	guaranteed_ns = (__u64)elapsed_ns * usable_cpus() * settings.guarantee_percent / 100;
 	wanted_ns = promised_ordinary_ns - elapsed_ns * ordinary_cpus;
 	if (ordinary_weight > 0 && root_active_weight > 0)
 		wanted_ns += guaranteed_ns * (__u64)ordinary_weight / (__u64)root_active_weight;
@@ -89,7 +89,7 @@ static void advance_promised_vtime(struct clock *clock, __u64 now_ns, __s64 weig
 	    !__sync_bool_compare_and_swap(&clock->promised_up_to_ns, before_ns, now_ns))
 		return;
 	if (weight > 0 && elapsed_ns < (__s64)SECOND_NS)
-		clock->promised_vtime += (__u64)elapsed_ns * online_cpus * settings.guarantee_percent / weight;
+		clock->promised_vtime += (__u64)elapsed_ns * usable_cpus() * settings.guarantee_percent / weight;
 	/* What others got beyond the promise is no credit. */
 	if (is_before(clock->promised_vtime, clock->now))
 		clock->promised_vtime = clock->now;
@@ -141,18 +141,13 @@ static bool is_far_behind(__u64 vtime, __u64 other)
 	return (__s64)(other - vtime) >= 3 * max_tolerated_loss_vtime();
 }
 
-static bool has_waited_too_long(const struct first_task *first, __u64 now_ns)
-{
-	return (__s64)(now_ns - first->runnable_ns) > (__s64)first->max_wait_ns;
-}
-
 /* Whether the first task of this rank in a queue has waited for too long. */
 static bool first_waits_too_long(__u64 queue, enum rank rank, __u32 number, __u64 now_ns)
 {
 	struct first_task first = {};
 
 	return find_first_task_for_cpu(RANK_QUEUE(queue, rank), number, &first) &&
-	       has_waited_too_long(&first, now_ns);
+	       has_waited(first.runnable_ns, first.max_wait_ns, now_ns);
 }
 
 /* Whether the first ordinary task that a CPU could run has lost too much by itself, or whether that
@@ -166,7 +161,7 @@ static bool first_ordinary_lost_too_much(__u32 number, __u64 now_ns)
 
 	cpu->loader_waits_too_long = first_waits_too_long(queue, RANK_FEED, number, now_ns) ||
 			     first_waits_too_long(CPU_QUEUE(number), RANK_FEED, number, now_ns);
-	cpu->task_waits_too_long = cpu->loader_waits_too_long || (found && has_waited_too_long(&first, now_ns)) ||
+	cpu->task_waits_too_long = cpu->loader_waits_too_long || (found && has_waited(first.runnable_ns, first.max_wait_ns, now_ns)) ||
 				   first_waits_too_long(CPU_QUEUE(number), RANK_ORDINARY, number, now_ns);
 	return cpu->task_waits_too_long || (found && is_far_behind(first.vtime, shared_clock.now));
 }
@@ -182,6 +177,17 @@ static void set_running_rank(struct cpu *cpu, enum rank rank, bool is_busy, __u6
 	add_guaranteed_time(now_ns);
 	cpu->is_ordinary = is_ordinary;
 	__sync_fetch_and_add(&ordinary_cpus, is_ordinary ? 1LL : -1LL);
+}
+
+/* Counts a CPU as lost to a higher scheduling class, or no longer. The guarantee is a part of the other CPUs. */
+static void set_lost(struct cpu *cpu, bool is_lost, __u64 now_ns)
+{
+	if (cpu->is_lost == is_lost)
+		return;
+	if (settings.may_privilege)
+		add_guaranteed_time(now_ns);
+	cpu->is_lost = is_lost;
+	__sync_fetch_and_add(&lost_cpus, is_lost ? 1 : -1);
 }
 
 /* Whether critical threads and loaders may go first on a CPU now. */

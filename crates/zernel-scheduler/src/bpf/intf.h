@@ -74,7 +74,7 @@ struct counters {
 	__u64 aged; /* the task went to the front of its queue: it had waited for too long */
 	__u64 critical_wakeups; /* a critical thread preempted another task */
 	__u64 critical_kept; /* a critical thread was kept on its CPU */
-	__u64 guarantee_hits; /* a critical thread or a loader waited: others had lost enough */
+	__u64 guarantee_hits; /* a CPU had to pay the guarantee while it ran a critical thread, or one or a loader waited */
 	__u64 handoffs; /* a thread that a critical thread woke became critical */
 	__u64 raised; /* a queued thread rose because a critical one of its process blocked */
 	__u64 feed_wakeups; /* a loader preempted another task */

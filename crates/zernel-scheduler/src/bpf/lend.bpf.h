@@ -3,7 +3,7 @@
  * Lending. A training thread that spins until the GPU is done needs its CPU only to see that the GPU is
  * done. In the first part of the wait it lends the CPU to loaders and ordinary tasks, in short turns. After each
  * turn it runs for a moment and sees whether the GPU is done (a poll), so its wait ends a turn too late
- * at most.
+ * at most. If a task has lost too much or waited for too long, the usual order decides instead.
  *
  * Slices end at ticks, so a timer per CPU begins and ends the turns. It runs while a privileged training
  * thread does. During a turn the spinner waits in the local queue of its CPU, behind the borrower: no other

@@ -41,7 +41,7 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 	if (!task)
 		return cpu;
 	task->woken_ns = now_ns;
-	choose_clock_and_bound_vtime(p, task, cpu, true);
+	choose_clock_and_bound_vtime(p, task, cpu, true, 1);
 	rank = rank_of_waking(p, task, now_ns);
 	if (is_idle) {
 		if (must_wait_for_budget(p, task->cgroup_node, now_ns))
@@ -121,7 +121,8 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags);
 		return;
 	}
-	choose_clock_and_bound_vtime(p, task, cpu, is_wakeup);
+	/* zernel_cpu_release puts tasks back, and so calls this program. */
+	choose_clock_and_bound_vtime(p, task, cpu, is_wakeup, enq_flags & SCX_ENQ_REENQ ? 2 : 1);
 	if (must_wait_for_budget(p, task->cgroup_node, now_ns)) {
 		counters.throttled++;
 		task->is_throttled = true;
@@ -217,28 +218,28 @@ static bool dispatch_by_rank(struct task_struct *prev, struct task *task, __s32 
 			__u64 now_ns)
 {
 	bool is_loader = task && rank == RANK_FEED;
-	bool critical_waits, loader_waits;
+	bool has_critical, has_loader;
 
 	if (prev && !task)
 		raise_siblings(prev, cpu, now_ns);
 	update_ordinary_task_waits(now_ns);
 	if (first_ordinary_lost_too_much(cpu, now_ns))
 		return dispatch_overdue_loader(cpu);
-	critical_waits = rank == RANK_CRITICAL || queued_of_rank(cpu, RANK_CRITICAL);
-	loader_waits = is_loader || queued_of_rank(cpu, RANK_FEED);
-	if (!critical_waits && !loader_waits)
+	has_critical = rank == RANK_CRITICAL || queued_of_rank(cpu, RANK_CRITICAL);
+	has_loader = is_loader || queued_of_rank(cpu, RANK_FEED);
+	if (!has_critical && !has_loader)
 		return false;
 	if (!may_go_first(cpu, now_ns)) {
 		counters.guarantee_hits++;
 		return false;
 	}
-	if (critical_waits && dispatch_task_of_rank(cpu, RANK_CRITICAL))
+	if (has_critical && dispatch_task_of_rank(cpu, RANK_CRITICAL))
 		return true;
 	if (task && rank == RANK_CRITICAL) {
 		counters.critical_kept++;
 		return keep_running_by_rank(prev, task, cpu, rank, now_ns);
 	}
-	if (!loader_waits)
+	if (!has_loader)
 		return false;
 	if (is_loader && loader_may_continue(prev, task, cpu)) {
 		counters.feed_kept++;
@@ -255,6 +256,7 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	enum rank rank = RANK_ORDINARY;
 	bool is_first, pays = false, owes_pinned = false;
 
+	set_lost(cpu_at(cpu), false, now_ns);
 	if (cpu_at(cpu)->lender_tid && lend_cpu_of_spinner(prev, task, cpu, now_ns))
 		return;
 	if (settings.privilege != PRIVILEGE_NOBODY) {
@@ -294,12 +296,15 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
  * of them, so that it gives way after a slice and their clock does not jump. */
 static void end_aging(struct task_struct *p, struct task *task)
 {
-	__u64 now = clock_of(task)->now, vtime = task->vtime_before_aging;
+	const struct clock *clock = clock_of(task);
+	__u64 vtime = task->vtime_before_aging;
 
 	if (!vtime)
 		return;
 	task->vtime_before_aging = 0;
-	set_vtime(p, is_before(vtime, now) ? vtime : now);
+	if (is_before(clock->now, vtime))
+		vtime = clock->now;
+	set_vtime(p, clock_bound(clock, vtime, clock_advance_in(clock, MAX_LAG_NS)));
 }
 
 void CALLBACK(zernel_running, struct task_struct *p)
@@ -312,6 +317,7 @@ void CALLBACK(zernel_running, struct task_struct *p)
 
 	if (!task)
 		return;
+	set_lost(cpu, false, now_ns);
 	end_aging(p, task);
 	task->charged_ns = now_ns;
 	task->has_yielded = false;
@@ -426,6 +432,7 @@ void CALLBACK(zernel_cpu_release, __s32 cpu, struct scx_cpu_release_args *args)
 	end_loan(cpu_at(cpu));
 	/* No dispatch has set a rank. What the higher class uses is no time of ordinary tasks. */
 	set_running_rank(cpu_at(cpu), RANK_ORDINARY, false, scx_bpf_now());
+	set_lost(cpu_at(cpu), true, scx_bpf_now());
 	scx_bpf_reenqueue_local();
 }
 
@@ -449,6 +456,7 @@ void CALLBACK(zernel_enable, struct task_struct *p)
 	if (!task)
 		return;
 	task->clock_id = SHARED_CLOCK;
+	task->vtime_before_aging = 0;
 	/* Time in another scheduling class does not count as waiting. */
 	task->runnable_ns = 0;
 	task->woken_ns = 0;

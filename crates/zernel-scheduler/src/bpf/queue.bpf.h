@@ -18,7 +18,7 @@
  * slower for a while after the change. */
 #define OTHER_CACHE_LEAD_VTIME 12000000ULL
 /* Tasks at the head of a queue that are looked at to find one that may run on a CPU. Many tasks that may use a few
- * CPUs only can be behind all others. A CPU without a task looks at all. */
+ * CPUs only can be behind all others. A CPU without a task looks at every task. */
 #define QUEUE_HEAD_CANDIDATES 256
 /* A critical thread that has waited for this long goes first on CPUs that choose by virtual time. Ordinary tasks
  * are at the front of their queue after half of it: many critical threads that take turns, each of which waits
@@ -32,14 +32,13 @@ static __u32 llc_of(__u64 cpu)
 	return settings.llc_of_cpu[cpu & (MAX_CPUS - 1)];
 }
 
-/* Whether a task can run on its present CPU only. */
-static bool is_pinned(const struct task_struct *p)
+/* Whether a task can run on its present CPU only. The kernel may forbid the current task to migrate while a program of
+ * the scheduler runs; `programs` of them run now, one inside of another. */
+static bool is_pinned(const struct task_struct *p, __u32 programs)
 {
-	if (p->nr_cpus_allowed == 1)
-		return true;
-	/* The kernel may forbid the current task to migrate while this program runs. */
-	return p->migration_disabled > 1 ||
-	       (p->migration_disabled == 1 && p != bpf_get_current_task_btf());
+	__u32 own = p == bpf_get_current_task_btf() ? programs : 0;
+
+	return p->nr_cpus_allowed == 1 || p->migration_disabled > own;
 }
 
 static __u64 queue_of_task(const struct task *task, __u32 cpu)
@@ -66,6 +65,8 @@ static void change_clock(struct task_struct *p, struct task *task, __u32 clock)
 
 	count_pinned_weight(task, 0);
 	task->clock_id = clock;
+	/* It is of the other clock. */
+	task->vtime_before_aging = 0;
 	set_vtime(p, clock_of(task)->now - lag);
 }
 
@@ -79,9 +80,10 @@ static void reset_pinned_clock_offset(__u32 number)
 }
 
 /* Chooses the clock of a task that becomes runnable on a CPU, and bounds its virtual time. */
-static void choose_clock_and_bound_vtime(struct task_struct *p, struct task *task, __u32 cpu, bool is_wakeup)
+static void choose_clock_and_bound_vtime(struct task_struct *p, struct task *task, __u32 cpu, bool is_wakeup,
+					 __u32 programs)
 {
-	__u32 wanted = is_pinned(p) ? cpu : SHARED_CLOCK;
+	__u32 wanted = is_pinned(p, programs) ? cpu : SHARED_CLOCK;
 	const struct clock *clock;
 	__u64 credit, lag;
 
@@ -104,7 +106,7 @@ static void choose_clock_and_bound_vtime(struct task_struct *p, struct task *tas
  * while a probe runs, and a task that is kept on its CPU is not placed again. */
 static void return_to_shared_clock(struct task_struct *p, struct task *task, __u32 cpu)
 {
-	if (task->clock_id == SHARED_CLOCK || is_pinned(p))
+	if (task->clock_id == SHARED_CLOCK || is_pinned(p, 1))
 		return;
 	change_clock(p, task, SHARED_CLOCK);
 	cpu_at(cpu)->runs_pinned = false;
@@ -124,10 +126,11 @@ static __u64 front_vtime(const struct task *task, __u64 ago_ns)
 	return is_before(shared_front, front) ? shared_front : front;
 }
 
-static bool has_waited(const struct task *task, __u64 ns, __u64 now_ns)
+/* Whether a task that became runnable at `runnable_ns` has waited for `ns`. That may have been on another CPU, after
+ * `now_ns`. */
+static bool has_waited(__u64 runnable_ns, __u64 ns, __u64 now_ns)
 {
-	/* It may have become runnable on another CPU after `now_ns`. */
-	return (__s64)(now_ns - task->runnable_ns) >= (__s64)ns;
+	return (__s64)(now_ns - runnable_ns) >= (__s64)ns;
 }
 
 /* The virtual time of a critical thread in a queue. If it has waited for too long, it is as if it had been at the
@@ -136,7 +139,7 @@ static __u64 critical_vtime(const struct task_struct *p, const struct task *task
 {
 	__u64 now_ns = scx_bpf_now();
 
-	if (!has_waited(task, LONGEST_CRITICAL_WAIT_NS, now_ns))
+	if (!has_waited(task->runnable_ns, LONGEST_CRITICAL_WAIT_NS, now_ns))
 		return p->scx.dsq_vtime;
 	return front_vtime(task, now_ns - task->runnable_ns - MAX_LEAD_NS);
 }
@@ -154,7 +157,7 @@ static bool is_observer(const struct task_struct *p)
  * CPU, nor more than they would get elsewhere. */
 static __s64 weight_beside_pinned_tasks(const struct cpu *cpu)
 {
-	__s64 here = cpu->pinned_weight * online_cpus;
+	__s64 here = cpu->pinned_weight * usable_cpus();
 
 	return here > root_active_weight ? here : root_active_weight;
 }
@@ -167,7 +170,7 @@ static __u64 max_fair_wait_ns(const struct task_struct *p, const struct task *ta
 						     weight_beside_pinned_tasks(cpu_at(task->clock_id));
 	/* The sum of all weights, in weights of this task. */
 	__u64 tasks = ((__u64)(all > 0 ? all : 0) << WEIGHT_SHIFT) / weight_of(task) + 1;
-	__u64 guaranteed_percent = online_cpus * (settings.guarantee_percent ?: 1);
+	__u64 guaranteed_percent = usable_cpus() * (settings.guarantee_percent ?: 1);
 	__u64 wait_ns = 2 * settings.slice_ns * tasks * 100 / guaranteed_percent;
 
 	/* The watchdog's time bounds all waits. */

@@ -90,6 +90,7 @@ struct cpu {
 	bool loader_waits_too_long; /* a loader that it could run has waited for too long */
 	bool runs_pinned;
 	bool is_ordinary; /* counted in ordinary_cpus */
+	bool is_lost; /* counted in lost_cpus: a task of a higher scheduling class runs */
 	bool task_waits_too_long; /* a task that it could run has waited for too long */
 	__u8 rank; /* of the running task, of one that is about to run, or of the lender */
 	bool is_lent; /* a borrower runs, and the lender waits in the local queue */

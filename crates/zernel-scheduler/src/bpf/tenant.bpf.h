@@ -60,7 +60,7 @@ static void count_tenant_time(__u32 index, __u64 ns)
 /* How fast a clock advances by the guarantee, per millisecond. */
 static __u64 promised_vtime_per_ms(__s64 weight)
 {
-	return 1000000ULL * online_cpus * settings.guarantee_percent / (weight > 0 ? weight : 1);
+	return 1000000ULL * usable_cpus() * settings.guarantee_percent / (weight > 0 ? weight : 1);
 }
 
 /* Adds time that a task took beyond its share, while others waited, to its tenant's debt. */

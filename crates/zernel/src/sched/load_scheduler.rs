@@ -97,7 +97,7 @@ pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
         check_scheduler_can_load()?;
     }
     let counters = match run_and_restart_scheduler(options, predecessor, &stop, &mut session) {
-        Err(error) if is_of_flags(&*error) => {
+        Err(error) if is_flag_error(&*error) => {
             eprintln!("zernel: {error}");
             return Ok(ExitCode::from(2));
         }
@@ -108,7 +108,7 @@ pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// Whether an error is about the value of a flag.
-fn is_of_flags(error: &(dyn Error + 'static)) -> bool {
+fn is_flag_error(error: &(dyn Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(SchedError::NoSuchNode(_)))
 }
 
