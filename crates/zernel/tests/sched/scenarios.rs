@@ -53,6 +53,52 @@ workers = 8
 work = "spin_wait"
 "#;
 
+/// Each of these real-time tasks would make a step 3 ms longer if the trainer waited for it.
+const DISPLACED_TRAINER_SCENARIO: &str = r#"
+about = "A trainer that spins while it waits for the GPU, beside spinners, and a real-time task on each CPU."
+warmup_ms = 2000
+duration_ms = 1500
+observe = true
+training = ["trainer"]
+noise = ["noise"]
+
+[[group]]
+name = "trainer"
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, ranks = 1, decode_us = 500, forked_loaders = true, gpu_us = 3000, gpu_wait = "spin" }
+
+[[group]]
+name = "noise"
+workers = 8
+work = "spin_wait"
+
+[[group]]
+name = "first"
+affinity = { exact = [0] }
+policy = { fifo = { priority = 1 } }
+work.timer_deadline = { period_us = 19000, compute_us = 3000 }
+
+[[group]]
+name = "second"
+affinity = { exact = [1] }
+policy = { fifo = { priority = 1 } }
+work.timer_deadline = { period_us = 23000, compute_us = 3000 }
+
+[[group]]
+name = "third"
+affinity = { exact = [2] }
+policy = { fifo = { priority = 1 } }
+work.timer_deadline = { period_us = 29000, compute_us = 3000 }
+
+[[group]]
+name = "fourth"
+affinity = { exact = [3] }
+policy = { fifo = { priority = 1 } }
+work.timer_deadline = { period_us = 31000, compute_us = 3000 }
+
+[[assert]]
+step_time = { group = "trainer", quantile = 0.9, at_most_us = 5500 }
+"#;
+
 /// A trainer that may use the first NUMA node only, until its GPU is known. The first trainer makes the library known, so
 /// that the second one is observed from its start.
 const GPU_NODE_SCENARIO: &str = r#"
@@ -225,7 +271,8 @@ pub(super) fn add_software_gpu(files: &mut Initramfs) {
 }
 
 /// The boots run at once. In the first one, training follows: with privilege, threads that a trainer wakes and waits for
-/// become critical, and loaders preempt others or are kept on their CPU. Spinners keep the guarantee. In no scenario a task starves.
+/// become critical, and loaders preempt others or are kept on their CPU. Spinners keep the guarantee. In the second one,
+/// a trainer that loses its CPU to a real-time task takes another one. In no scenario a task starves.
 pub(super) fn scenarios_pass() {
     let trainers = Scenario::parse(TRAINERS_SCENARIO, "trainers.toml").unwrap();
     // All tasks of the guest are tasks of root.
@@ -236,7 +283,9 @@ pub(super) fn scenarios_pass() {
             .map(|name| shipped_scenario(name))
             .collect::<Vec<_>>()
     });
-    boots[0].push((trainers, privileged));
+    boots[0].push((trainers, privileged.clone()));
+    let displaced = Scenario::parse(DISPLACED_TRAINER_SCENARIO, "displaced.toml").unwrap();
+    boots[1].push((displaced, privileged));
     let results: Vec<RunResult> = thread::scope(|scope| {
         let boots = boots
             .each_ref()
