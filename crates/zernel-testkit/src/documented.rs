@@ -50,8 +50,8 @@ pub fn documented_commands() -> Vec<DocumentedCommand> {
     commands.collect()
 }
 
-/// The commands of one page: those in indented blocks, in fenced blocks without a language, and in code inside
-/// sentences.
+/// The commands of one page: those in indented blocks, in fenced blocks without a language or with `sh` or `bash`, and
+/// in code inside sentences.
 pub fn commands_of_page(name: &str, text: &str) -> Vec<DocumentedCommand> {
     let mut commands = Vec::new();
     let mut part = PagePart::default();

@@ -211,7 +211,7 @@ impl ScoreSums {
     }
 }
 
-/// How much of a time was observed.
+/// For how long, between two times, a process was observed and probes were attached.
 fn observed_ns(trace: &RecordedTrace, pid: u32, start_ns: u64, end_ns: u64) -> u64 {
     let mut handles = Vec::new();
     let mut probes_attached =

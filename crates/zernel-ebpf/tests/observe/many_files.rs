@@ -88,7 +88,10 @@ pub(crate) fn one_tenant_has_a_share_of_the_probed_files() {
 
     let mut modest = stage.start_target("maps_copies", 3);
     modest.run_part();
-    observer.scan().expect("processes can be scanned");
+    eventually("three files of another user are attached to", || {
+        observer.scan().expect("processes can be scanned");
+        attached_file_count(&observer, 0) >= 3
+    });
     assert_eq!(attached_file_count(&observer, 0), 3);
     let first = stage.path().join("copies/libcuda.so.0.0");
     let functions = functions_in_ledger(&observer, first.to_str().expect("text"));

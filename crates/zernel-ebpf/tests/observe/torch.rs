@@ -406,9 +406,10 @@ pub(crate) fn forking_loaders_is_data_loading() {
     );
 }
 
-pub(crate) fn a_server_waits_for_requests_of_its_children() {
+/// Runs a target that serves requests. Until it trains, its waits for requests are no waits for data.
+fn assert_server_waits_for_no_data(target: &str, parts_of_training: u32) {
     let (stage, observer) = stage_and_observer();
-    let mut target = stage.start_target("serves_a_child", 1);
+    let mut target = stage.start_target(target, 1);
     let pid = target.pid();
     let pause_ns = REQUEST_PAUSE.as_nanos() as u64;
     let times = |phase: WorkloadPhase| {
@@ -419,28 +420,18 @@ pub(crate) fn a_server_waits_for_requests_of_its_children() {
     assert_eq!(times(WorkloadPhase::DataLoading), 0, "it only runs a model");
     let unknown_ns = times(WorkloadPhase::Unknown);
     assert!(unknown_ns >= pause_ns * 9 / 10, "{unknown_ns} ns unknown");
-    target.run_part(); // an optimizer step
-    target.run_part();
+    // The first of them is an optimizer step.
+    (0..parts_of_training).for_each(|_| target.run_part());
     let loading_ns = times(WorkloadPhase::DataLoading);
     assert!(loading_ns >= pause_ns, "{loading_ns} ns of loading");
 }
 
+pub(crate) fn a_server_waits_for_requests_of_its_children() {
+    assert_server_waits_for_no_data("serves_a_child", 2);
+}
+
 pub(crate) fn a_server_receives_requests_and_no_data() {
-    let (stage, observer) = stage_and_observer();
-    let mut target = stage.start_target("serves_a_client", 1);
-    let pid = target.pid();
-    let pause_ns = REQUEST_PAUSE.as_nanos() as u64;
-    let times = |phase: WorkloadPhase| {
-        let state = observer.task_state(pid).expect("the map is there");
-        state.expect("it is observed").phase_ns[phase as usize]
-    };
-    target.run_part();
-    assert_eq!(times(WorkloadPhase::DataLoading), 0, "it only runs a model");
-    let unknown_ns = times(WorkloadPhase::Unknown);
-    assert!(unknown_ns >= pause_ns * 9 / 10, "{unknown_ns} ns unknown");
-    target.run_part(); // an optimizer step
-    let loading_ns = times(WorkloadPhase::DataLoading);
-    assert!(loading_ns >= pause_ns, "{loading_ns} ns of loading");
+    assert_server_waits_for_no_data("serves_a_client", 1);
 }
 
 pub(crate) fn only_torch_calls_are_announcements_and_layers() {

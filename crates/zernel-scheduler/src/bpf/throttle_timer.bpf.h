@@ -82,7 +82,7 @@ static __s32 prepare_throttle_timer(void)
 	return 0;
 }
 
-/* Sets the limit of a cgroup, and starts the timer if it is one. */
+/* Sets the limit of a cgroup, and starts the timer unless the quota is 0, which is no limit. */
 static void limit_cgroup(__u32 index, __u64 quota_ns, __u64 period_ns)
 {
 	struct throttle_timer *timer = throttle_timer();

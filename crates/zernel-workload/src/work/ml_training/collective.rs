@@ -120,8 +120,8 @@ pub(super) struct RingRank<'a> {
 }
 
 impl RingRank<'_> {
-    /// Passes the turn around the ring twice, as an all-reduce passes parts: once to add them up and once to share the
-    /// sums.
+    /// Passes turns along the ring as an all-reduce of n ranks passes parts: n - 1 hops to add them up, and n - 1 hops to
+    /// share the sums.
     fn all_reduce(&self, worker: &mut Worker<'_>) -> CollectiveResult {
         let start_ns = clock::now_ns();
         let done = (0..self.hop_count).all(|_| {
