@@ -258,7 +258,7 @@ impl ProcessReport {
     }
 
     /// Whether most bytes of its collectives gather shards of a model, or scatter sums to them.
-    pub(crate) fn shards_model(&self) -> bool {
+    pub(crate) fn mostly_moves_shards(&self) -> bool {
         let collectives = self.collectives.iter();
         let (shards, others): (Vec<_>, Vec<_>) =
             collectives.partition(|it| SHARD_COLLECTIVES.contains(&it.op.as_ref()));
@@ -498,11 +498,11 @@ mod tests {
                 collectives: collectives.to_vec(),
                 ..ProcessReport::default()
             }
-            .shards_model()
+            .mostly_moves_shards()
         };
         assert!(shards([("AllGather", 9), ("ReduceScatter", 9)]));
         assert!(!shards([("AllReduce", 9), ("AllGather", 8)]));
-        assert!(!ProcessReport::default().shards_model());
+        assert!(!ProcessReport::default().mostly_moves_shards());
     }
 
     #[test]

@@ -194,7 +194,7 @@ pub(crate) struct RankTimes {
     /// Whether nothing shows that it trains: no backward pass, no optimizer step, no reduction of gradients.
     pub(crate) only_infers: bool,
     /// Whether most bytes of its collectives gather or scatter shards, as those of a model that is split among ranks.
-    pub(crate) shards_model: bool,
+    pub(crate) mostly_moves_shards: bool,
     /// Whether it uses a GPU and has no loaders, and nothing shows machine learning.
     pub(crate) uses_gpu_without_ml: bool,
     /// Whether it maps `PyTorch`.
@@ -259,7 +259,7 @@ impl RankTimes {
             throttled: times.throttled_seconds,
             gpu_busy: times.gpu_busy_seconds,
             only_infers: rank.only_infers(),
-            shards_model: rank.shards_model(),
+            mostly_moves_shards: rank.mostly_moves_shards(),
             uses_gpu_without_ml: rank.uses_gpu_without_ml() && loaders == 0.0,
             maps_torch: rank.maps_torch(),
             uses_framework_other_than_torch: rank.uses_framework_other_than_torch(),
@@ -374,7 +374,7 @@ pub(crate) struct RankTimeParts {
     /// Whether nothing shows that it trains.
     pub(crate) only_infers: bool,
     /// Whether most bytes of its collectives gather or scatter shards.
-    pub(crate) shards_model: bool,
+    pub(crate) mostly_moves_shards: bool,
     pub(crate) uses_framework_other_than_torch: bool,
     /// Warm-up: the first steps of the rank, which are not part of its time.
     pub(crate) warm_up: f64,
@@ -465,7 +465,7 @@ impl RankTimeParts {
             launches: rank.launches,
             gpu_wait_calls: rank.gpu_wait_calls,
             only_infers: rank.only_infers,
-            shards_model: rank.shards_model,
+            mostly_moves_shards: rank.mostly_moves_shards,
             uses_framework_other_than_torch: rank.uses_framework_other_than_torch,
             warm_up: rank.warm_up,
             loaders: rank.loaders,

@@ -25,7 +25,7 @@ use super::map_batches;
 use super::mapped_array::MappedArray;
 use super::optional_parts;
 use super::sampled_phases;
-use super::shared_state::{PinDirectory, SharedState};
+use super::shared_state::{ObserverPins, PinDirectory};
 use super::step_marks::StepMarks;
 use super::tenants::{TenantMaps, TenantRegistry, TenantTable};
 use super::{ObserveError, ObserverOptions, monotonic_ns};
@@ -95,7 +95,7 @@ pub(crate) struct ProbeTarget {
 pub(crate) struct KernelPrograms {
     object: Object,
     /// The pinned map of task states, or the reason why the map is not pinned.
-    shared: Result<SharedState, String>,
+    shared: Result<ObserverPins, String>,
     tracepoints: Vec<Link>,
     writes_hints: bool,
     pub(crate) rung: UprobeKind,

@@ -35,7 +35,7 @@ pub(super) struct PinDirectory {
 
 /// The pins of this observer; dropping it removes them unless a scheduler reads them.
 #[derive(Debug)]
-pub(super) struct SharedState {
+pub(super) struct ObserverPins {
     directory: PinDirectory,
     heart: ObserverHeart,
 }
@@ -81,7 +81,7 @@ impl PinDirectory {
         self,
         mut tasks: MapHandle,
         mut heartbeats: MapHandle,
-    ) -> Result<SharedState, String> {
+    ) -> Result<ObserverPins, String> {
         let problem =
             |error: libbpf_rs::Error| format!("pinning failed ({})", innermost_reason(&error));
         let hearts = MappedArray::new(&heartbeats, HEARTS as usize);
@@ -93,7 +93,7 @@ impl PinDirectory {
         if !self.heartbeat_map_path().exists() {
             heartbeats.pin(self.heartbeat_map_path()).map_err(problem)?;
         }
-        Ok(SharedState {
+        Ok(ObserverPins {
             directory: self,
             heart,
         })
@@ -157,14 +157,14 @@ impl PinDirectory {
     }
 }
 
-impl SharedState {
+impl ObserverPins {
     /// Path of the pinned map of task states.
     pub(super) fn task_map_path(&self) -> PathBuf {
         self.directory.task_map_path()
     }
 }
 
-impl Drop for SharedState {
+impl Drop for ObserverPins {
     fn drop(&mut self) {
         // A reader cannot change to another map, so the pin stays and the next observer reuses the map.
         if self.heart.has_reader() {

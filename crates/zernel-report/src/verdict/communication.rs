@@ -28,7 +28,7 @@ fn communication_remedy(ranks: &[RankTimeParts]) -> &'static str {
 
 /// Ranks that reduce gradients can reduce less. Ranks that gather and scatter shards of a model cannot do without.
 fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
-    let reduce = |rank: &RankTimeParts| !rank.only_infers && !rank.shards_model;
+    let reduce = |rank: &RankTimeParts| !rank.only_infers && !rank.mostly_moves_shards;
     if !ranks.iter().all(reduce) {
         return Vec::new();
     }
@@ -89,7 +89,7 @@ mod tests {
         let helps = judge_ranks(&[infers; 2]).describe().helps;
         assert_eq!(helps, Some("fewer or smaller collectives per request"));
         let shards = RankTimes {
-            shards_model: true,
+            mostly_moves_shards: true,
             ..rank_waiting_for_peer()
         };
         assert_eq!(count(shards), 0);

@@ -64,7 +64,7 @@ static void clear_guaranteed_time(__u64 now_ns)
 }
 
 /* Updates whether an ordinary task waits. While none waits, no ordinary task loses CPU time. */
-static void update_ordinary_task_waits(__u64 now_ns)
+static void note_whether_ordinary_task_waits(__u64 now_ns)
 {
 	bool waits = any_ordinary_task_waits();
 

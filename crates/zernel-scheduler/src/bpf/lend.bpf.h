@@ -206,7 +206,7 @@ static bool lend_cpu_of_spinner(struct task_struct *prev, const struct task *tas
 	end_loan(cpu);
 	if (!is_lender || !spins_until_gpu_done(prev, now_ns))
 		return false;
-	update_ordinary_task_waits(now_ns);
+	note_whether_ordinary_task_waits(now_ns);
 	add_guaranteed_time(now_ns);
 	/* The usual order serves tasks that lost too much, or waited for too long. Turns would put it off for ever. */
 	if (first_ordinary_lost_too_much(number, now_ns) || pinned_lost_too_much(number, now_ns))

@@ -222,7 +222,7 @@ static bool dispatch_by_rank(struct task_struct *prev, struct task *task, __s32 
 
 	if (prev && !task)
 		raise_siblings(prev, cpu, now_ns);
-	update_ordinary_task_waits(now_ns);
+	note_whether_ordinary_task_waits(now_ns);
 	if (first_ordinary_lost_too_much(cpu, now_ns))
 		return dispatch_overdue_loader(cpu);
 	has_critical = rank == RANK_CRITICAL || queued_of_rank(cpu, RANK_CRITICAL);

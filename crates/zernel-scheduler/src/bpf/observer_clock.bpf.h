@@ -32,7 +32,7 @@ static __u64 class_word_at(const struct zernel_task_state *state, __u64 now_ns)
 	return zernel_class_word_at(state, now_ns + observer_lead_ns);
 }
 
-/* When the class of a task ends without another event. */
+/* When the class of a task ends if no further event comes, by the scheduler's clock. */
 static __u64 class_until_ns(const struct zernel_task_state *state)
 {
 	__u64 until_ns = state->class_until_ns;

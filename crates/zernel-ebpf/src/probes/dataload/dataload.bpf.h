@@ -120,7 +120,7 @@ static __noinline int begin_data_wait(struct zernel_thread *thread, struct zerne
 
 	wait->since_ns = now_ns;
 	wait->until_ns = now_ns;
-	wait->cpu_ns = 0;
+	wait->cpu_ns_since_block = 0;
 	wait->is_announced = is_announced;
 	wait->is_tentative = !is_announced;
 	wait->is_own_work = !is_announced;
@@ -186,13 +186,13 @@ static __noinline int begin_or_go_on_data_wait(struct zernel_thread *thread, str
 	enum data_wait_certainty kind = classify_data_wait(thread, process, state, thread->sched.last_block_reason);
 	bool by_loaders = is_block_for_loaders(process, thread->sched.last_block_reason);
 	/* A thread without loaders prepares its batch itself, on the CPU, within the wait. */
-	bool goes_on = wait->cpu_ns <= WAIT_MERGE_GAP_NS || wait->is_own_work ||
+	bool goes_on = wait->cpu_ns_since_block <= WAIT_MERGE_GAP_NS || wait->is_own_work ||
 		       (!wait->is_by_loaders && kind == CERTAIN_DATA_WAIT && zernel_uses_gpu(process));
 
 	if (wait->since_ns && wait->is_announced) {
 		/* In a process without a GPU, a thread that runs on after a wait has its batch. */
 		if (!zernel_uses_gpu(process) && wait->until_ns > wait->since_ns &&
-		    wait->cpu_ns > WAIT_MERGE_GAP_NS)
+		    wait->cpu_ns_since_block > WAIT_MERGE_GAP_NS)
 			return end_data_wait(thread, process);
 		thread->sched.last_block_awaits = SCHED_AWAITS_DATA;
 		return 0;
@@ -230,7 +230,7 @@ static __always_inline void extend_data_wait(struct zernel_thread *thread, struc
 	struct dataload_thread *wait = &thread->dataload;
 
 	wait->until_ns = now_ns;
-	wait->cpu_ns = 0;
+	wait->cpu_ns_since_block = 0;
 	store_work_sums(process, wait, wait->work_after, now_ns);
 }
 
@@ -242,7 +242,7 @@ static __noinline int end_announced_wait(struct zernel_thread *thread,
 	struct dataload_thread *wait = &thread->dataload;
 	__u64 stretch_ns = thread->sched.run_state == SCHED_ON_CPU ? now_ns - thread->sched.since_ns :
 								 0;
-	bool runs_on = wait->cpu_ns + stretch_ns > WAIT_MERGE_GAP_NS;
+	bool runs_on = wait->cpu_ns_since_block + stretch_ns > WAIT_MERGE_GAP_NS;
 
 	if (zernel_uses_gpu(process) || !wait->is_by_loaders || !runs_on)
 		extend_data_wait(thread, process, now_ns);
@@ -267,7 +267,7 @@ static __noinline int end_data_wait_at_use(struct zernel_thread *thread, struct 
 		wait->since_ns = 0; /* the end of its block was missed */
 		return 0;
 	}
-	if (wait->cpu_ns + stretch_ns <= WAIT_MERGE_GAP_NS || (copies && !wait->is_by_loaders))
+	if (wait->cpu_ns_since_block + stretch_ns <= WAIT_MERGE_GAP_NS || (copies && !wait->is_by_loaders))
 		extend_data_wait(thread, process, now_ns);
 	if (copies)
 		end_data_wait(thread, process);

@@ -17,7 +17,7 @@ struct dataload_process {
 struct dataload_thread {
 	__u64 since_ns; /* 0: no wait */
 	__u64 until_ns; /* end of its last block */
-	__u64 cpu_ns; /* on a CPU since then */
+	__u64 cpu_ns_since_block; /* on a CPU since then */
 	__u64 work_before[ZERNEL_WORK_KINDS]; /* at since_ns */
 	__u64 work_after[ZERNEL_WORK_KINDS]; /* at until_ns */
 	__u8 is_tentative; /* it counts only if a copy to the device follows */

@@ -38,10 +38,10 @@ static __always_inline void begin_peer_wait(struct zernel_thread *thread, bool i
 {
 	thread->dist_sync.is_for_gradients = is_for_gradients;
 	thread->dist_sync.call_entered_ns = now_ns;
-	thread->dist_sync.cpu_ns = 0;
+	thread->dist_sync.cpu_ns_since_block = 0;
 	/* The time that the thread has been on the CPU so far is not part of the wait. */
 	if (thread->sched.run_state == SCHED_ON_CPU)
-		thread->dist_sync.cpu_ns -= now_ns - thread->sched.since_ns;
+		thread->dist_sync.cpu_ns_since_block -= now_ns - thread->sched.since_ns;
 }
 
 static __noinline int end_peer_wait(struct zernel_thread *thread)
@@ -95,7 +95,7 @@ static __always_inline bool begin_block_for_peers(struct zernel_thread *thread)
 	/* A wait for Python's lock neither belongs to a collective nor ends it. */
 	if (thread->sched.last_block_lock == SCHED_PYTHON_LOCK)
 		return false;
-	if ((__s64)wait->cpu_ns > (__s64)WAIT_MERGE_GAP_NS ||
+	if ((__s64)wait->cpu_ns_since_block > (__s64)WAIT_MERGE_GAP_NS ||
 	    thread->sched.last_block_reason != SCHED_BLOCKED_FUTEX ||
 	    (wait->since_ns && !wait->is_for_gradients)) {
 		end_peer_wait(thread);
@@ -132,7 +132,7 @@ static __noinline int end_backward_helper_block(struct zernel_thread *thread, st
 	if (back_ns <= block_ns && !is_within)
 		return end_peer_wait(thread);
 	thread->dist_sync.until_ns = back_ns > block_ns && back_ns < now_ns ? back_ns : now_ns;
-	thread->dist_sync.cpu_ns = 0;
+	thread->dist_sync.cpu_ns_since_block = 0;
 	__sync_fetch_and_add(&process->dist_sync.helper_wait_ns,
 			     thread->dist_sync.until_ns - block_ns);
 	return back_ns > block_ns ? end_peer_wait(thread) : 0;
@@ -148,7 +148,7 @@ static __noinline int end_peer_block(struct zernel_thread *thread, struct zernel
 	if (!trains && zernel_uses_gpu(process) && process->dist_sync.backward_since_ns)
 		return end_backward_helper_block(thread, process, state->tracker.wait_since_ns, now_ns);
 	thread->dist_sync.until_ns = now_ns;
-	thread->dist_sync.cpu_ns = 0;
+	thread->dist_sync.cpu_ns_since_block = 0;
 	return 0;
 }
 

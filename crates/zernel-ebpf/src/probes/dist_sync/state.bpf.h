@@ -18,7 +18,7 @@ struct dist_sync_thread {
 	__u64 call_entered_ns; /* when a call was entered whose blocks are the wait; 0: none */
 	__u64 since_ns; /* 0: no block yet */
 	__u64 until_ns; /* end of the last block */
-	__u64 cpu_ns; /* on a CPU since then */
+	__u64 cpu_ns_since_block; /* on a CPU since then */
 	__u64 peer_wait_ended_ns; /* when it last woke up from a wait for peers */
 	__u64 is_for_gradients; /* the call waits several times */
 	__u64 peer_blocks_before; /* peer_blocks of its process when the thread last blocked */

@@ -344,8 +344,8 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 
 		scheduler_clock_ahead_ns = task->sched_info.last_arrival - run->since_ns;
 		run->burst_ns += stretch_ns;
-		thread->dataload.cpu_ns += stretch_ns;
-		thread->dist_sync.cpu_ns += stretch_ns;
+		thread->dataload.cpu_ns_since_block += stretch_ns;
+		thread->dist_sync.cpu_ns_since_block += stretch_ns;
 	}
 	__sync_fetch_and_add(&process->sched.switches, 1);
 	if (process->sched.caller_on_cpu == task->pid)
