@@ -73,6 +73,21 @@ __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 	return 0;
 }
 
+/* A task that was moved to the front of its queue runs. It is as far behind the others as it was before, and not ahead
+ * of them, so that it gives way after a slice and their clock does not jump. */
+static void end_aging(struct task_struct *p, struct task *task)
+{
+	const struct clock *clock = clock_of(task);
+	__u64 vtime = task->vtime_before_aging;
+
+	if (!vtime)
+		return;
+	task->vtime_before_aging = 0;
+	if (is_before(clock->now, vtime))
+		vtime = clock->now;
+	set_vtime(p, clock_bound(clock, vtime, clock_advance_in(clock, MAX_LAG_NS)));
+}
+
 static void age_rank_queues(__u64 queue, __u64 now_ns)
 {
 	age_queue(queue, now_ns);

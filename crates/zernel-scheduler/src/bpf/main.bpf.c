@@ -26,6 +26,7 @@
 #include "rank.bpf.h"
 #include "state.bpf.h"
 #include "throttle_timer.bpf.h"
+#include "userspace_calls.bpf.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -292,21 +293,6 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	}
 }
 
-/* A task that was moved to the front of its queue runs. It is as far behind the others as it was before, and not ahead
- * of them, so that it gives way after a slice and their clock does not jump. */
-static void end_aging(struct task_struct *p, struct task *task)
-{
-	const struct clock *clock = clock_of(task);
-	__u64 vtime = task->vtime_before_aging;
-
-	if (!vtime)
-		return;
-	task->vtime_before_aging = 0;
-	if (is_before(clock->now, vtime))
-		vtime = clock->now;
-	set_vtime(p, clock_bound(clock, vtime, clock_advance_in(clock, MAX_LAG_NS)));
-}
-
 void CALLBACK(zernel_running, struct task_struct *p)
 {
 	__s32 number = scx_bpf_task_cpu(p);
@@ -513,47 +499,6 @@ void CALLBACK(zernel_cgroup_set_bandwidth, struct cgroup *cgroup, __u64 period_u
 	__u64 quota_ns = quota_us < NO_LIMIT_US ? quota_us * 1000 : 0;
 
 	limit_cgroup(find_cgroup_node(cgroup->kn->id), quota_ns, period_us * 1000);
-}
-
-SEC("syscall")
-int set_policy(struct policy *wanted)
-{
-	__u64 id = wanted->privileged_id;
-	__u32 *node;
-
-	settings.slice_ns = wanted->slice_ns;
-	settings.guarantee_percent = wanted->guarantee_percent;
-	settings.lends = wanted->lends;
-	/* With the id of one kind and another kind of privilege, strangers would be privileged. */
-	settings.privilege = PRIVILEGE_NOBODY;
-	settings.privileged_id = id;
-	/* Cgroups that are created meanwhile compare themselves with this. */
-	node = bpf_map_lookup_elem(&node_of_cgroup, &id);
-	privileged_cgroup_node = node ? *node : NO_CGROUP_NODE;
-	settings.privilege = wanted->privilege;
-	return 0;
-}
-
-/* Returns the CPU time of the guarantee that others have not got yet, in microseconds. */
-SEC("syscall")
-int read_promised_time_us(void *context)
-{
-	return (__u64)promised_ordinary_ns / 1000;
-}
-
-/* Makes the calling process the privileged one. */
-SEC("syscall")
-int privilege_caller(void *context)
-{
-	settings.privileged_process = bpf_get_current_pid_tgid() >> 32;
-	return 0;
-}
-
-SEC("syscall")
-int set_cpu_limit(struct cpu_limit *wanted)
-{
-	limit_cgroup(find_cgroup_node(wanted->cgroup_id), wanted->quota_ns, wanted->period_ns);
-	return 0;
 }
 
 void SLEEPABLE_CALLBACK(zernel_cpu_online, __s32 cpu)
