@@ -1,7 +1,7 @@
 //! Latency histograms: log-linear buckets with exact totals.
 //!
 //! A bucket spans 1/16 of a power of two, so a quantile is at most 6.25 % above the true value; count, sum, minimum and
-//! maximum are exact. A worker fills a [`SharedHistogram`] in shared memory as it runs; a report contains a
+//! maximum are exact. A worker fills a `SharedHistogram` in shared memory as it runs; a report contains a
 //! [`Histogram`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

@@ -509,6 +509,7 @@ void SLEEPABLE_CALLBACK(zernel_cpu_online, __s32 cpu)
 void SLEEPABLE_CALLBACK(zernel_cpu_offline, __s32 cpu)
 {
 	__sync_fetch_and_sub(&online_cpus, 1);
+	set_lost(cpu_at(cpu), false, scx_bpf_now());
 }
 
 __s32 SLEEPABLE_CALLBACK(zernel_init)
