@@ -7,6 +7,8 @@
 mod guest;
 #[path = "sched/job.rs"]
 mod job;
+#[path = "sched/scenario_texts.rs"]
+mod scenario_texts;
 #[path = "sched/scenarios.rs"]
 mod scenarios;
 
